@@ -1,0 +1,6 @@
+"""The parts of the language-model example, one question per file.
+
+`train_lm.py` puts them together: the text, the model, its layout on a mesh, one step, the report, the checkpoint and
+the check.
+Only `parallel.py` knows that there is more than one process.
+"""

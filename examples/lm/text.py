@@ -1,0 +1,118 @@
+"""The text: the source files of Python's own standard library, as bytes, and the batches cut from it.
+
+Every machine that runs Python has this text. It is read in a fixed order and cut by numbers that depend only on
+(seed, split, step, position in the global batch), so that every mesh, and one process alone, sees the same batches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .config import ConfigError
+
+# Not source text in the same sense: tests and their data, generated tables, installed packages, files made per machine.
+SKIPPED_FOLDERS = {
+    "__pycache__",
+    "config",
+    "dist-packages",
+    "encodings",
+    "idlelib",
+    "lib2to3",
+    "pydoc_data",
+    "site-packages",
+    "test",
+    "tests",
+}
+SKIPPED_PREFIXES = ("_sysconfigdata", "config-")
+VALIDATION_EVERY = 10
+
+
+@dataclass(frozen=True)
+class Text:
+    """The bytes to learn from and the bytes to measure on, from different files.
+
+    Attributes:
+        train: uint8 `[bytes]`.
+        validation: uint8 `[bytes]`.
+        files: How many files were read.
+        digest: A fingerprint of all bytes: two runs with equal digests saw the same text.
+    """
+
+    train: torch.Tensor
+    validation: torch.Tensor
+    files: int
+    digest: str
+
+    def unigram_entropy(self) -> float:
+        """Entropy of the training bytes' frequencies, in nats per byte.
+
+        What a model reaches that knows how often each byte occurs and nothing of what came before.
+        """
+        share = torch.bincount(self.train.long(), minlength=256).double() / self.train.numel()
+        return float(-(share * share.clamp_min(1e-300).log()).sum())
+
+    def rows(self, split: str, seed: int, step: int, positions: range, sequence: int) -> torch.Tensor:
+        """Some rows of one step's global batch: int64 `[len(positions), sequence + 1]`.
+
+        Args:
+            split: `train` or `validation`.
+            seed: Of the run.
+            step: Which global batch.
+            positions: Which of its rows.
+            sequence: Bytes to predict in a row; one more is returned, since inputs and targets are shifted by one.
+        """
+        source = self.train if split == "train" else self.validation
+        starts = [_number(f"{seed}/{split}/{step}/{position}") % (source.numel() - sequence) for position in positions]
+        return torch.stack([source[start : start + sequence + 1] for start in starts]).long()
+
+
+def load_standard_library(max_bytes: int, sequence: int) -> Text:
+    """Reads the standard library's sources up to `max_bytes`; every tenth file is for validation.
+
+    Raises:
+        ConfigError: There is too little text for one row of `sequence` bytes in each split: the sources are stripped,
+            or `max_bytes` is too small.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    train, validation = bytearray(), bytearray()
+    files = 0
+    for path in _source_files(root):
+        room = max_bytes - len(train) - len(validation)
+        if room <= 0:
+            break
+        (validation if files % VALIDATION_EVERY == VALIDATION_EVERY - 1 else train).extend(path.read_bytes()[:room])
+        files += 1
+    if min(len(train), len(validation)) <= sequence:
+        raise ConfigError(
+            f"only {len(train):,} bytes to train on and {len(validation):,} to validate on were found in {files} files "
+            f"under {root}, a row needs {sequence + 1}: "
+            f"raise --max-bytes ({max_bytes:,}) or use a Python installed with its sources"
+        )
+    return Text(
+        train=torch.frombuffer(train, dtype=torch.uint8),
+        validation=torch.frombuffer(validation, dtype=torch.uint8),
+        files=files,
+        digest=hashlib.sha256(bytes(train) + b"|" + bytes(validation)).hexdigest()[:16],
+    )
+
+
+def _source_files(root: Path) -> list[Path]:
+    """The library's `.py` files in an order that doesn't depend on the file system."""
+    kept: list[Path] = []
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [
+            name for name in subfolders if name not in SKIPPED_FOLDERS and not name.startswith(SKIPPED_PREFIXES)
+        ]
+        kept += [Path(folder, name) for name in names if name.endswith(".py") and not name.startswith(SKIPPED_PREFIXES)]
+    return sorted(kept, key=lambda path: path.relative_to(root).as_posix())
+
+
+def _number(key: str) -> int:
+    """A 64-bit number that looks random and is the same on every machine (Python's `hash` is not)."""
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")

@@ -1,0 +1,121 @@
+"""One training step, dense or on a mesh: the same code, since a distributed tensor is used like a tensor.
+
+The step number decides the batch and the learning rate; the model and the optimizer are all the state there is, so a
+run that resumes goes on exactly as if it had not stopped.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .config import RunConfig
+from .model import build_model, next_byte_loss
+from .parallel import dense, distribute_batch, local_positions, loss_context, parallelize
+from .text import Text
+
+if TYPE_CHECKING:
+    from hp_core import DeviceMesh
+
+FINAL_LR_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step shows.
+
+    Attributes:
+        loss: In nats per byte, before the step.
+        gradient_norm: Of the whole gradient before clipping; None without clipping.
+        lr: Learning rate of the step.
+    """
+
+    loss: float
+    gradient_norm: float | None
+    lr: float
+
+
+class Trainer:
+    """The model, its optimizer and the steps of a run.
+
+    Args:
+        config: The run, already validated.
+        text: What it learns from.
+        mesh: Where it runs; None for one dense process.
+    """
+
+    def __init__(self, config: RunConfig, text: Text, mesh: DeviceMesh | None = None) -> None:
+        self.config, self.text, self.mesh = config, text, mesh
+        self.model = build_model(config.sizes, getattr(torch, config.dtype), config.seed).to(config.device)
+        if mesh is not None:
+            parallelize(self.model, mesh, config.sequence_parallel)
+        matrices = [parameter for parameter in self.model.parameters() if parameter.ndim > 1]
+        gains = [parameter for parameter in self.model.parameters() if parameter.ndim <= 1]
+        self.optimizer = torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": config.weight_decay}, {"params": gains, "weight_decay": 0.0}],
+            lr=config.lr,
+            betas=(0.9, 0.95),
+        )
+
+    @property
+    def parameter_count(self) -> int:
+        """Parameters of the whole model, whatever the mesh."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def train_step(self, step: int) -> StepResult:
+        """Runs step number `step` (from 1) on its batch.
+
+        Raises:
+            FloatingPointError: The loss is not finite (on all ranks alike); the weights are those before the step.
+        """
+        loss = self.compute_gradients(step)
+        norm = self._clip()
+        lr = learning_rate(self.config, step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        return StepResult(loss, norm, lr)
+
+    def compute_gradients(self, step: int) -> float:
+        """Forward and backward of a step's batch: fills the parameters' gradients and returns the loss."""
+        self.optimizer.zero_grad()
+        with loss_context(self.mesh):
+            loss = self._loss("train", step)
+            loss.backward()
+        value = float(dense(loss))
+        if not math.isfinite(value):
+            raise FloatingPointError(
+                f"the loss of step {step} is {value}: lower --lr (now {self.config.lr}) or lengthen --warmup"
+            )
+        return value
+
+    @torch.no_grad()
+    def validate(self) -> float:
+        """Mean loss on the validation batches, which are the same each time."""
+        with loss_context(self.mesh):
+            losses = [float(dense(self._loss("validation", index))) for index in range(self.config.eval_batches)]
+        return sum(losses) / len(losses)
+
+    def _loss(self, split: str, step: int) -> Tensor:
+        config = self.config
+        positions = local_positions(config.batch, self.mesh)
+        rows = self.text.rows(split, config.seed, step, positions, config.sizes.sequence).to(config.device)
+        inputs, targets = distribute_batch(rows[:, :-1], self.mesh), distribute_batch(rows[:, 1:], self.mesh)
+        return next_byte_loss(self.model(inputs), targets)
+
+    def _clip(self) -> float | None:
+        if not self.config.clip:
+            return None
+        return float(dense(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)))
+
+
+def learning_rate(config: RunConfig, step: int) -> float:
+    """Linear warm-up to `lr`, then half a cosine down to a tenth of it at the last step."""
+    if step <= config.warmup:
+        return config.lr * step / config.warmup
+    progress = (step - config.warmup) / max(1, config.steps - config.warmup)
+    return config.lr * (FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))

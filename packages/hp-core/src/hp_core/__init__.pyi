@@ -1,0 +1,111 @@
+"""Names of `hp_core` for type checkers. Written by build/stubs.py: edit the table, not this file."""
+
+from hp_core.dtensor.api import DTensor as DTensor
+from hp_core.dtensor.distribute import distribute_module as distribute_module
+from hp_core.dtensor.distribute import distribute_tensor as distribute_tensor
+from hp_core.dtensor.factories import empty as empty
+from hp_core.dtensor.factories import full as full
+from hp_core.dtensor.factories import ones as ones
+from hp_core.dtensor.factories import rand as rand
+from hp_core.dtensor.factories import randn as randn
+from hp_core.dtensor.factories import zeros as zeros
+from hp_core.errors import CommTimeoutError as CommTimeoutError
+from hp_core.errors import HyperParallelError as HyperParallelError
+from hp_core.errors import LayoutError as LayoutError
+from hp_core.errors import MeshError as MeshError
+from hp_core.errors import PlanError as PlanError
+from hp_core.errors import PlatformError as PlatformError
+from hp_core.errors import ProcessGroupError as ProcessGroupError
+from hp_core.errors import RedistributeError as RedistributeError
+from hp_core.errors import ShardingRuleError as ShardingRuleError
+from hp_core.layout import Layout as Layout
+from hp_core.mesh import DeviceMesh as DeviceMesh
+from hp_core.mesh import get_current_mesh as get_current_mesh
+from hp_core.mesh import init_device_mesh as init_device_mesh
+from hp_core.placement import Partial as Partial
+from hp_core.placement import Placement as Placement
+from hp_core.placement import RaggedShard as RaggedShard
+from hp_core.placement import Replicate as Replicate
+from hp_core.placement import Shard as Shard
+from hp_core.platform import get_platform as get_platform
+from hp_core.platform.recorder import record_collectives as record_collectives
+from hp_core.process_group import destroy_process_group as destroy_process_group
+from hp_core.process_group import get_backend as get_backend
+from hp_core.process_group import get_group_local_rank as get_group_local_rank
+from hp_core.process_group import get_process_group_ranks as get_process_group_ranks
+from hp_core.process_group import get_rank as get_rank
+from hp_core.process_group import get_world_size as get_world_size
+from hp_core.process_group import init_process_group as init_process_group
+from hp_core.process_group import split_group as split_group
+from hp_core.random import manual_seed as manual_seed
+from hp_core.redistribute import explain_redistribute as explain_redistribute
+from hp_core.redistribute import plan_redistribute as plan_redistribute
+from hp_core.redistribute import redistribute_cache_clear as redistribute_cache_clear
+from hp_core.redistribute import redistribute_cache_info as redistribute_cache_info
+from hp_core.rules.registry import register_sharding_rule as register_sharding_rule
+from hp_core.tensor_parallel import ColwiseParallel as ColwiseParallel
+from hp_core.tensor_parallel import NoParallel as NoParallel
+from hp_core.tensor_parallel import PrepareModuleInput as PrepareModuleInput
+from hp_core.tensor_parallel import PrepareModuleInputOutput as PrepareModuleInputOutput
+from hp_core.tensor_parallel import PrepareModuleOutput as PrepareModuleOutput
+from hp_core.tensor_parallel import RowwiseParallel as RowwiseParallel
+from hp_core.tensor_parallel import SequenceParallel as SequenceParallel
+from hp_core.tensor_parallel import loss_parallel as loss_parallel
+from hp_core.tensor_parallel import parallelize_module as parallelize_module
+
+__version__: str
+EXPORTS: dict[str, str]
+__all__ = [
+    "ColwiseParallel",
+    "CommTimeoutError",
+    "DTensor",
+    "DeviceMesh",
+    "HyperParallelError",
+    "Layout",
+    "LayoutError",
+    "MeshError",
+    "NoParallel",
+    "Partial",
+    "Placement",
+    "PlanError",
+    "PlatformError",
+    "PrepareModuleInput",
+    "PrepareModuleInputOutput",
+    "PrepareModuleOutput",
+    "ProcessGroupError",
+    "RaggedShard",
+    "RedistributeError",
+    "Replicate",
+    "RowwiseParallel",
+    "SequenceParallel",
+    "Shard",
+    "ShardingRuleError",
+    "destroy_process_group",
+    "distribute_module",
+    "distribute_tensor",
+    "empty",
+    "explain_redistribute",
+    "full",
+    "get_backend",
+    "get_current_mesh",
+    "get_group_local_rank",
+    "get_platform",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_size",
+    "init_device_mesh",
+    "init_process_group",
+    "loss_parallel",
+    "manual_seed",
+    "ones",
+    "parallelize_module",
+    "plan_redistribute",
+    "rand",
+    "randn",
+    "record_collectives",
+    "redistribute_cache_clear",
+    "redistribute_cache_info",
+    "register_sharding_rule",
+    "split_group",
+    "zeros",
+]

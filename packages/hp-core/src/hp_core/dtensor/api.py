@@ -1,0 +1,228 @@
+"""`DTensor`: a local tensor and a layout, with the global tensor's metadata. Construction, conversion, redistribution.
+
+The class itself is made by the platform from `DTensorMethods` on first use of `hp_core.dtensor.api.DTensor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hp_core.dtensor.gradients import Origin, redistribute_local
+from hp_core.errors import LayoutError
+from hp_core.layout import Layout, layout_of
+from hp_core.mesh import DeviceMesh
+from hp_core.placement import Placement
+from hp_core.platform import get_platform
+from hp_core.platform.protocol import DType, Tensor
+from hp_core.rules.spec import TensorSpec, spec_of
+
+__all__ = ["DTensor", "DTensorMethods", "dtensor_type"]
+
+_class: type | None = None
+
+
+def dtensor_type() -> type:
+    """The class `DTensor` of the current platform; the first call makes it."""
+    global _class
+    if _class is None:
+        from hp_core.dtensor.dispatch import dispatch
+
+        _class = get_platform().define_dtensor(dispatch, DTensorMethods)
+    return _class
+
+
+class DTensorMethods:
+    """A global tensor of which each rank of a mesh holds a part, as its layout says.
+
+    Ops on DTensors run on the local tensors and give DTensors; collectives happen where layouts ask for them. Values,
+    shapes and gradients mean the global tensor: the gradient of a replicated tensor is the full, dense gradient.
+    """
+
+    _local: Tensor
+    _spec: TensorSpec
+    _memo: dict[Any, Any] | None = None
+    _origin: Origin | None = None
+
+    # -- making one -------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def from_local(
+        local: Tensor,
+        layout: Layout | DeviceMesh,
+        placements: Sequence[Placement] | None = None,
+        *,
+        shape: Sequence[int] | None = None,
+        grad_placements: Sequence[Placement] | Layout | None = None,
+    ) -> DTensor:
+        """Take local tensors as the parts of one global tensor. Nothing is communicated.
+
+        Args:
+            local: this rank's part.
+            layout: a Layout, or a mesh (ours or torch's) with `placements`.
+            placements: one per mesh axis; default replicated.
+            shape: global shape; needed when the parts are uneven, else told from this rank's part.
+            grad_placements: the layout in which the local gradient is wanted, if not by the law of gradients;
+                `Partial` leaves it unreduced.
+
+        Raises:
+            LayoutError: the local shape isn't what the layout gives this rank of a tensor of that shape.
+        """
+        cls = dtensor_type()
+        if isinstance(local, cls):
+            raise LayoutError(f"from_local() takes a plain tensor, got a DTensor laid out {local._spec.layout}.")  # type: ignore[attr-defined]
+        tensors = get_platform().tensors
+        local_shape = tensors.shape(local)
+        resolved = layout_of(layout, placements, len(local_shape))
+        global_shape = resolved.infer_global_shape(local_shape) if shape is None else tuple(shape)
+        expected = resolved.local_shape(global_shape)
+        if tuple(local_shape) != expected:
+            raise LayoutError(
+                f"rank {resolved.mesh._own_rank()} holds a local tensor of shape {tuple(local_shape)}, but of a global tensor of "
+                f"shape {global_shape} laid out {resolved} its part is {expected}. Pass the right shape=, or another layout."
+            )
+        spec = spec_of(resolved, global_shape, tensors.dtype(local))
+        autograd = get_platform().autograd
+        if autograd.needs_gradient(local):
+            if grad_placements is None:
+                local = autograd.alias(local)
+            else:
+                wanted = layout_of(*_layout_arguments(resolved.mesh, grad_placements), len(global_shape))
+                local = _with_gradient_layout(local, resolved.gradient, wanted, spec)
+        return get_platform().new_dtensor(cls, local, spec)  # type: ignore[no-any-return]
+
+    # -- what it is -------------------------------------------------------------------------------------------------
+
+    @property
+    def layout(self) -> Layout:
+        """How the tensor lies on its mesh."""
+        return self._spec.layout
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """The layout as one placement per mesh axis."""
+        return self._spec.layout.placements
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh."""
+        return self._spec.layout.mesh
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Shape of this rank's part."""
+        return get_platform().tensors.shape(self._local)
+
+    def is_partial(self) -> bool:
+        """Whether a reduction is pending."""
+        return self._spec.layout.is_partial()
+
+    # -- conversion -------------------------------------------------------------------------------------------------
+
+    def to_local(self, *, grad_placements: Sequence[Placement] | Layout | None = None) -> Tensor:
+        """This rank's part as a plain tensor, in the graph.
+
+        Args:
+            grad_placements: the layout that the gradient of the result will have, if not by the law of gradients: pass
+                `Partial()` for an axis on which each rank will contribute only its share.
+        """
+        local = self._local
+        autograd = get_platform().autograd
+        if not autograd.needs_gradient(local):
+            return local
+        if grad_placements is None:
+            return autograd.alias(local)
+        given = layout_of(*_layout_arguments(self._spec.layout.mesh, grad_placements), self._spec.ndim)
+        return _with_gradient_layout(local, given, self._spec.layout.gradient, self._spec)
+
+    def full_tensor(self) -> Tensor:
+        """The global tensor as a plain tensor, equal on every rank; its gradient is the dense one."""
+        return self.redistribute(self._spec.layout.replicated).to_local()
+
+    # -- redistribution ---------------------------------------------------------------------------------------------
+
+    def redistribute(
+        self,
+        layout: Layout | DeviceMesh | None = None,
+        placements: Sequence[Placement] | None = None,
+        *,
+        backward_dtype: DType = None,
+    ) -> DTensor:
+        """The same global tensor in another layout; in the backward the gradient takes the way back.
+
+        Args:
+            layout: a Layout, or the mesh with `placements`; left out, `placements` are on this tensor's mesh.
+            placements: one per mesh axis.
+            backward_dtype: element type in which the gradient travels; default its own.
+
+        Raises:
+            RedistributeError: there is no way, for example to another mesh.
+        """
+        spec = self._spec
+        if type(layout) is not Layout or placements is not None:
+            layout = layout_of(spec.layout.mesh if layout is None else layout, placements, spec.ndim)
+        if layout is spec.layout and backward_dtype is None:
+            return self  # type: ignore[return-value]
+        platform = get_platform()
+        local = self._local
+        target = spec_of(layout, spec.shape, spec.dtype)
+        moved = redistribute_local(local, spec.layout, layout, spec.shape, spec.dtype, (), backward_dtype)
+        result = platform.new_dtensor(type(self), moved if moved is not local else platform.autograd.alias(local), target)
+        if platform.autograd.needs_gradient(local) and _may_tie(spec.layout, layout) and backward_dtype is None:
+            result._origin = Origin(local, spec.layout, platform.autograd.version(moved))
+        return result  # type: ignore[no-any-return]
+
+    def reduce_partial(self) -> DTensor:
+        """The same tensor with its pending reductions done (all-reduce); itself if there are none."""
+        return self.redistribute(self._spec.layout.gradient)
+
+    # -- what dispatch and the platform's class keep on it ------------------------------------------------------------
+
+    def _forget(self) -> None:
+        """Drop what was remembered for gradients: the tensor was written to, or its part in the graph changed."""
+        self._memo = None
+        self._origin = None
+
+    def _untie(self) -> None:
+        """Let gradients pass through this tensor itself, because someone wants to see them here."""
+        if self._has_tied_use():
+            raise LayoutError(
+                "the gradient of this gathered DTensor was tied to its sharded source when it was used; register hooks and "
+                "call retain_grad() right after redistribute(), before the first op."
+            )
+        self._origin = None
+
+    def _has_tied_use(self) -> bool:
+        return self._origin is not None and self._origin.used
+
+
+def _layout_arguments(mesh: DeviceMesh, given: Sequence[Placement] | Layout) -> tuple[Any, Any]:
+    return (given, None) if isinstance(given, Layout) else (mesh, tuple(given))
+
+
+def _with_gradient_layout(local: Tensor, have: Layout, want: Layout, spec: TensorSpec) -> Tensor:
+    """An alias of `local` whose gradient arrives laid out `have` and is passed on laid out `want`."""
+    from hp_core.redistribute import program_for
+
+    autograd = get_platform().autograd
+    path = program_for(have, want, spec.shape, get_platform().tensors.itemsize(spec.dtype))
+    return autograd.with_gradient(local, autograd.alias, path)
+
+
+def _may_tie(src: Layout, dst: Layout) -> bool:
+    """Whether a varying use can send its gradient straight to the source: plain cuts and sums only."""
+    kinds = {reduce_op for layout in (src, dst) for _, reduce_op in layout.partials}
+    return kinds <= {"sum"} and not dst.partials and bool(dst.active_axes ^ src.active_axes)
+
+
+if TYPE_CHECKING:
+
+    class DTensor(DTensorMethods, Any):  # type: ignore[misc]
+        """The platform's tensor subclass."""
+
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name == "DTensor":
+            return dtensor_type()
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,332 @@
+"""What a framework must provide. Tensors and dtypes are opaque above this line.
+
+The protocol is cut into small parts (collectives, tensors, gradients, processes), each one class, so that an
+implementation can be read and tested part by part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Protocol
+
+from hp_core.geometry import Box
+
+__all__ = [
+    "Autograd",
+    "Collectives",
+    "DType",
+    "Event",
+    "Group",
+    "ModuleTools",
+    "Ops",
+    "Platform",
+    "Processes",
+    "Stream",
+    "Tensor",
+    "TensorTools",
+    "Work",
+]
+
+Tensor = Any
+"""A framework's tensor; nothing above the seam looks inside."""
+DType = Any
+"""A framework's element type; hashable."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Ranks that communicate together, ordered by global rank.
+
+    Attributes:
+        ranks: global ranks, ascending.
+        native: the framework's group; None for a group of one rank, whose collectives are no-ops.
+        devices: device types whose tensors the group's backend carries.
+    """
+
+    ranks: tuple[int, ...]
+    native: Any = field(repr=False, default=None)
+    devices: frozenset[str] = frozenset()
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+
+class Work(Protocol):
+    """Handle of an asynchronous communication."""
+
+    def wait(self) -> Any:
+        """Return when the result may be used."""
+
+    def is_completed(self) -> bool:
+        """Whether it has finished."""
+
+
+class Event(Protocol):
+    """A point in a stream's order."""
+
+    def query(self) -> bool:
+        """Whether the stream has passed it."""
+
+    def synchronize(self) -> None:
+        """Block this thread until the stream has passed it."""
+
+    def wait(self, stream: Any = None) -> None:
+        """Make `stream` (default: the current one) wait for it."""
+
+
+class Stream(Protocol):
+    """Work that runs in order, beside other streams."""
+
+    def record_event(self) -> Event:
+        """An event that completes when the work queued so far has."""
+
+    def wait_event(self, event: Any) -> None:
+        """Work queued from now on waits for `event`."""
+
+    def synchronize(self) -> None:
+        """Block this thread until all queued work is done."""
+
+
+class Processes(Protocol):
+    """The world of processes and its groups."""
+
+    device_type: str
+
+    def init_world(
+        self,
+        backend: str | None,
+        *,
+        init_method: str | None,
+        world_size: int | None,
+        rank: int | None,
+        timeout: timedelta | None,
+    ) -> None:
+        """Join the world (see `hp_core.process_group.init_process_group`)."""
+
+    def destroy_world(self) -> None:
+        """Leave the world and drop its groups."""
+
+    def is_initialized(self) -> bool:
+        """Whether the world exists."""
+
+    def rank(self) -> int:
+        """Global rank; 0 without a world."""
+
+    def world_size(self) -> int:
+        """Number of processes; 1 without a world."""
+
+    def backend(self, group: Group | None) -> str:
+        """Name of the communication backend of a group (default: of the world)."""
+
+    def new_group(self, ranks: tuple[int, ...]) -> Group:
+        """Make a group; called by its members only, and only by them."""
+
+
+class Collectives(Protocol):
+    """The one door: each call is recorded and works on preallocated, contiguous outputs.
+
+    With `async_op` a call returns a handle, else None. In a group of one rank a call copies, or does nothing.
+    """
+
+    def all_gather(self, output: Tensor, source: Tensor, group: Group, async_op: bool = False) -> Work | None:
+        """`output` is the concatenation of every member's `source`, flattened, in group order."""
+
+    def reduce_scatter(
+        self, output: Tensor, source: Tensor, reduce_op: str, group: Group, async_op: bool = False
+    ) -> Work | None:
+        """`output` is this member's equal share of the reduced `source`, flattened."""
+
+    def all_reduce(self, tensor: Tensor, reduce_op: str, group: Group, async_op: bool = False) -> Work | None:
+        """Reduce in place."""
+
+    def all_to_all(
+        self,
+        output: Tensor,
+        source: Tensor,
+        output_splits: Sequence[int],
+        source_splits: Sequence[int],
+        group: Group,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Exchange 1-D pieces; splits are in elements, per member."""
+
+    def broadcast(self, tensor: Tensor, source_rank: int, group: Group, async_op: bool = False) -> Work | None:
+        """Copy in place from global rank `source_rank`."""
+
+    def scatter(
+        self, output: Tensor, pieces: Sequence[Tensor] | None, source_rank: int, group: Group, async_op: bool = False
+    ) -> Work | None:
+        """Give each member one of `pieces` (all of one shape), which only `source_rank` has."""
+
+    def exchange(
+        self, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]], group: Group
+    ) -> None:
+        """Batched point-to-point with global ranks; returns when all of it has happened."""
+
+    def send(self, tensor: Tensor, peer: int, group: Group, async_op: bool = False) -> Work | None:
+        """Send to global rank `peer`."""
+
+    def recv(self, tensor: Tensor, peer: int, group: Group, async_op: bool = False) -> Work | None:
+        """Receive from global rank `peer`, in place."""
+
+    def barrier(self, group: Group) -> None:
+        """Wait until all members arrive."""
+
+
+class TensorTools(Protocol):
+    """The few things that layers above do to tensors themselves."""
+
+    def is_tensor(self, value: object) -> bool:
+        """Whether it is one of the framework's tensors (a DTensor is one)."""
+
+    def shape(self, tensor: Tensor) -> tuple[int, ...]:
+        """Its shape, of a kind that `new_wrapper` takes without conversion."""
+
+    def dtype(self, tensor: Tensor) -> DType:
+        """Its element type."""
+
+    def as_shape(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """The sizes in the form that `shape` gives."""
+
+    def itemsize(self, dtype: DType) -> int:
+        """Bytes per element."""
+
+    def is_floating(self, dtype: DType) -> bool:
+        """Whether the element type is floating point or complex."""
+
+    def empty(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Uninitialised, on the device and of the dtype of `like`."""
+
+    def zeros(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Zeros, on the device and of the dtype of `like`."""
+
+    def cast(self, tensor: Tensor, dtype: DType) -> Tensor:
+        """The same values as another element type; itself if it is of that type."""
+
+    def contiguous(self, tensor: Tensor) -> Tensor:
+        """The same, dense and row-major; itself if it already is."""
+
+    def clone(self, tensor: Tensor) -> Tensor:
+        """A dense row-major copy."""
+
+    def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+        """A view if possible."""
+
+    def movedim(self, tensor: Tensor, source: int, destination: int) -> Tensor:
+        """A view with one dim moved."""
+
+    def crop(self, tensor: Tensor, box: Box) -> Tensor:
+        """The view of a box."""
+
+    def paste(self, target: Tensor, box: Box, source: Tensor) -> None:
+        """Copy `source` into a box of `target`."""
+
+    def scale_(self, tensor: Tensor, factor: float) -> Tensor:
+        """Multiply in place."""
+
+    def tie_count(self, tensor: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """`(tensor == value)` and the same as numbers, both in the dtype of `tensor`."""
+
+
+class Autograd(Protocol):
+    """The framework's own gradients, on local tensors."""
+
+    def needs_gradient(self, tensor: Tensor) -> bool:
+        """Whether gradients are recorded now and this tensor takes part."""
+
+    def with_gradient(
+        self, tensor: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """`forward(tensor)`, not recorded, whose gradient with respect to `tensor` is `backward(gradient)`."""
+
+    def requires_grad(self, tensor: Tensor) -> bool:
+        """Whether the tensor takes part in gradients, recorded now or not."""
+
+    def version(self, tensor: Tensor) -> int:
+        """How often the storage was written to."""
+
+    def alias(self, tensor: Tensor) -> Tensor:
+        """The same storage as another node of the graph."""
+
+    def detach(self, tensor: Tensor) -> Tensor:
+        """The same storage outside the graph."""
+
+
+class Ops(Protocol):
+    """How the framework spells ops, and local implementations that only a rule asks for."""
+
+    def canonical(self, function: Any) -> str | None:
+        """Framework-neutral name of an intercepted function, or None if it has none."""
+
+    def bind(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The call's arguments by their canonical names, in order."""
+
+    def rebind(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], replace: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments of a call with some named ones replaced."""
+
+    def local(self, name: str) -> Callable[..., Any]:
+        """The local implementation called `name`, which works on plain tensors."""
+
+
+class ModuleTools(Protocol):
+    """Walking and hooking the framework's modules."""
+
+    def is_module(self, value: object) -> bool:
+        """Whether it is a module of the framework."""
+
+    def named_modules(self, module: Any) -> list[tuple[str, Any]]:
+        """The module and all below it, with dotted names; the root is ""."""
+
+    def kind(self, module: Any) -> str:
+        """ "linear", "embedding", or "other"."""
+
+    def own_parameters(self, module: Any) -> list[tuple[str, Tensor]]:
+        """Parameters that the module itself holds."""
+
+    def own_buffers(self, module: Any) -> list[tuple[str, Tensor]]:
+        """Buffers that the module itself holds."""
+
+    def set_parameter(self, module: Any, name: str, value: Tensor) -> None:
+        """Replace a parameter, keeping whether it requires a gradient."""
+
+    def set_buffer(self, module: Any, name: str, value: Tensor) -> None:
+        """Replace a buffer."""
+
+    def hook_inputs(self, module: Any, hook: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        """Before each forward, replace `(args, kwargs)` by what `hook` returns."""
+
+    def hook_output(self, module: Any, hook: Callable[[Any], Any]) -> None:
+        """After each forward, replace the output by what `hook` returns."""
+
+
+class Platform(Protocol):
+    """One framework on one kind of device."""
+
+    name: str
+    processes: Processes
+    collectives: Collectives
+    tensors: TensorTools
+    autograd: Autograd
+    ops: Ops
+    modules: ModuleTools
+
+    def define_dtensor(self, dispatch: Callable[..., Any], methods: type) -> type:
+        """The framework's tensor subclass, given the dispatcher (the ground knows nothing of the roof)."""
+
+    def new_dtensor(self, cls: type, local: Tensor, spec: Any) -> Any:
+        """Wrap a local tensor; `spec` has `shape`, `dtype` and `layout`."""
+
+    def mesh_to_native(self, mesh: Any) -> Any:
+        """The framework's own mesh for one of ours."""
+
+    def fallback(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], wrap: Callable[..., Any]) -> Any:
+        """Run an op that has no rule through the framework's own distributed op library.
+
+        Returns `NotImplemented` if the framework has none.
+        """

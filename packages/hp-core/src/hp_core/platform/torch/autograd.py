@@ -1,0 +1,58 @@
+"""torch's autograd behind the protocol: one function with a forward and a backward given as callables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["TorchAutograd"]
+
+_grad_enabled = torch.is_grad_enabled
+
+
+class _WithGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, forward: Any, backward: Any) -> torch.Tensor:
+        ctx.backward_of = backward
+        ctx.set_materialize_grads(False)
+        result: torch.Tensor = forward(tensor)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[Any, None, None]:  # type: ignore[override]
+        return (None if gradient is None else ctx.backward_of(gradient)), None, None
+
+
+class TorchAutograd:
+    """See `hp_core.platform.protocol.Autograd`."""
+
+    def needs_gradient(self, tensor: torch.Tensor) -> bool:
+        """Whether gradients are recorded now and this tensor takes part."""
+        return tensor.requires_grad and _grad_enabled()
+
+    def with_gradient(
+        self,
+        tensor: torch.Tensor,
+        forward: Callable[[torch.Tensor], torch.Tensor],
+        backward: Callable[[torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        """`forward(tensor)` with `backward` as its gradient."""
+        return _WithGradient.apply(tensor, forward, backward)  # type: ignore[no-any-return]
+
+    def version(self, tensor: torch.Tensor) -> int:
+        """How often the storage was written to."""
+        return 0 if tensor.is_inference() else tensor._version
+
+    def alias(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same storage as another node of the graph."""
+        return tensor.view_as(tensor)
+
+    def detach(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same storage outside the graph."""
+        return tensor.detach()
+
+    def requires_grad(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor takes part in gradients."""
+        return tensor.requires_grad

@@ -1,0 +1,61 @@
+"""The PyTorch platform, put together from its parts.
+
+The device is chosen once, here: npu if torch_npu is loaded and sees one, else cuda, else cpu.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hp_core.platform.torch.autograd import TorchAutograd
+from hp_core.platform.torch.collectives import TorchCollectives
+from hp_core.platform.torch.dtensor import define_dtensor, new_dtensor
+from hp_core.platform.torch.interop import fallback, mesh_to_native
+from hp_core.platform.torch.modules import TorchModuleTools
+from hp_core.platform.torch.ops import TorchOps
+from hp_core.platform.torch.processes import TorchProcesses
+from hp_core.platform.torch.tensors import TorchTensorTools
+
+__all__ = ["TorchPlatform", "create_platform"]
+
+
+class TorchPlatform:
+    """PyTorch on one kind of device."""
+
+    name = "torch"
+
+    def __init__(self, device_type: str) -> None:
+        self.processes = TorchProcesses(device_type)
+        self.collectives = TorchCollectives()
+        self.tensors = TorchTensorTools(device_type)
+        self.autograd = TorchAutograd()
+        self.ops = TorchOps()
+        self.modules = TorchModuleTools()
+        self.new_dtensor = new_dtensor
+
+    def define_dtensor(self, dispatch: Callable[..., Any], methods: type) -> type:
+        """The DTensor class, given the dispatcher and the framework-neutral methods."""
+        return define_dtensor(dispatch, methods)
+
+    def mesh_to_native(self, mesh: Any) -> Any:
+        """A `torch.distributed.DeviceMesh` on the same process groups."""
+        return mesh_to_native(mesh, self.processes.device_type)
+
+    def fallback(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], wrap: Callable[..., Any]) -> Any:
+        """Run an op through torch's own DTensor."""
+        return fallback(function, args, kwargs, wrap)
+
+
+def create_platform() -> TorchPlatform:
+    """The platform on this process' device."""
+    return TorchPlatform(_device_type())
+
+
+def _device_type() -> str:
+    if "torch_npu" in sys.modules and torch.npu.is_available():
+        return "npu"
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,90 @@
+"""The few things that layers above do to tensors themselves, on torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hp_core.geometry import Box
+
+__all__ = ["TorchTensorTools"]
+
+
+class TorchTensorTools:
+    """See `hp_core.platform.protocol.TensorTools`."""
+
+    def __init__(self, device_type: str) -> None:
+        self.device_type = device_type
+
+    def is_tensor(self, value: object) -> bool:
+        """Whether it is a torch tensor."""
+        return isinstance(value, torch.Tensor)
+
+    def shape(self, tensor: torch.Tensor) -> tuple[int, ...]:
+        """Its `torch.Size`."""
+        return tensor.shape
+
+    def as_shape(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """The sizes as a `torch.Size`."""
+        return torch.Size(sizes)
+
+    def dtype(self, tensor: torch.Tensor) -> torch.dtype:
+        """Its element type."""
+        return tensor.dtype
+
+    def itemsize(self, dtype: torch.dtype) -> int:
+        """Bytes per element."""
+        return dtype.itemsize
+
+    def is_floating(self, dtype: torch.dtype) -> bool:
+        """Whether the element type is floating point or complex."""
+        return dtype.is_floating_point or dtype.is_complex
+
+    def empty(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+        """Uninitialised, of the dtype and on the device of `like`."""
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+
+    def zeros(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+        """Zeros, of the dtype and on the device of `like`."""
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)
+
+    def cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The same values as another element type."""
+        return tensor.to(dtype)
+
+    def contiguous(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Dense and row-major."""
+        return tensor.contiguous()
+
+    def clone(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A dense row-major copy."""
+        return tensor.clone(memory_format=torch.contiguous_format)
+
+    def reshape(self, tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        """A view if possible."""
+        return tensor.reshape(shape)
+
+    def movedim(self, tensor: torch.Tensor, source: int, destination: int) -> torch.Tensor:
+        """A view with one dim moved."""
+        return tensor.movedim(source, destination)
+
+    def crop(self, tensor: torch.Tensor, box: Box) -> torch.Tensor:
+        """The view of a box."""
+        for dim, (start, stop) in enumerate(box):
+            if stop - start != tensor.shape[dim]:
+                tensor = tensor.narrow(dim, start, stop - start)
+        return tensor
+
+    def paste(self, target: torch.Tensor, box: Box, source: torch.Tensor) -> None:
+        """Copy into a box of `target`."""
+        self.crop(target, box).copy_(source)
+
+    def scale_(self, tensor: torch.Tensor, factor: float) -> torch.Tensor:
+        """Multiply in place."""
+        return tensor.mul_(factor)
+
+    def tie_count(self, tensor: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where `tensor` equals `value`, as numbers, and a copy to be summed over ranks."""
+        mask = (tensor == value).to(tensor.dtype)
+        return mask, mask.clone()

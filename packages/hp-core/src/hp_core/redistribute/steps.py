@@ -1,0 +1,193 @@
+"""What a redistribution does, as values: the steps and the plan they make up.
+
+A step is a kind and two layouts; all it moves follows from their bounds, so that planner, executor and simulator agree
+by construction. Steps and plans are immutable, hold only facts that are equal on all ranks, and print for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+from hp_core.geometry import box_shape
+from hp_core.layout import Layout
+
+__all__ = [
+    "AllGather",
+    "AllReduce",
+    "AllToAll",
+    "Pad",
+    "Permute",
+    "Plan",
+    "ReduceScatter",
+    "Scale",
+    "Slice",
+    "Step",
+    "largest_local_shape",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a plan; the subclass says how `before` becomes `after`.
+
+    Attributes:
+        axes: indices of the mesh axes that the step is about, ascending, all of more than one rank. A collective runs
+            once, over the group that they make when flattened. Over each of these axes something changes; over all
+            others `before` and `after` agree.
+        before: layout of what the step takes. Axes of one rank are left out, here and in `after`.
+        after: layout of what the step gives.
+        nbytes: bytes that a rank puts on the wire (the largest over the ranks); 0 for a local step.
+    """
+
+    kind: ClassVar[str]
+    local: ClassVar[bool] = False
+
+    axes: tuple[int, ...]
+    before: Layout
+    after: Layout
+    nbytes: int = 0
+
+    @property
+    def messages(self) -> int:
+        """Rounds of communication: 0 for a local step, else 1."""
+        return 0 if self.local else 1
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """Names of `axes`."""
+        return tuple(self.before.mesh.mesh_dim_names[axis] for axis in self.axes)
+
+    @property
+    def group_size(self) -> int:
+        """Number of ranks over which one instance of the step runs."""
+        return prod(self.before.mesh.shape[axis] for axis in self.axes)
+
+    @property
+    def reduce_op(self) -> str | None:
+        """The reduce op that the step finishes (all-reduce, reduce-scatter) or leaves pending (scale, pad), if any."""
+        pending = dict(self.before.partials) | dict(self.after.partials)
+        return next((pending[axis] for axis in self.axes if axis in pending), None)
+
+    def describe(self, global_shape: Sequence[int]) -> str:
+        """One line for people: kind, axes, layouts, largest local shapes, bytes."""
+        reduce_op = f"({self.reduce_op})" if self.reduce_op else ""
+        shapes = [largest_local_shape(layout, global_shape) for layout in (self.before, self.after)]
+        cost = "local" if self.local else f"{self.nbytes} B"
+        return (
+            f"{self.kind}{reduce_op} over {', '.join(self.axis_names)}: {self.before.compact_str} -> "
+            f"{self.after.compact_str}, local {shapes[0]} -> {shapes[1]}, {cost}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AllGather(Step):
+    """Undo the innermost cuts: `axes` are suffixes of the dims' axis lists, of one dim or of several, and go away."""
+
+    kind: ClassVar[str] = "all_gather"
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce(Step):
+    """Finish the reductions pending on `axes`; every rank gets the whole result."""
+
+    kind: ClassVar[str] = "all_reduce"
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceScatter(Step):
+    """Finish the reductions pending on `axes`, each rank keeping its part: `axes` become innermost cuts of dims."""
+
+    kind: ClassVar[str] = "reduce_scatter"
+
+
+@dataclass(frozen=True, slots=True)
+class AllToAll(Step):
+    """Undo innermost cuts and cut anew by the same axes: a rank sends what its box shares with others' new boxes."""
+
+    kind: ClassVar[str] = "all_to_all"
+
+
+@dataclass(frozen=True, slots=True)
+class Permute(Step):
+    """An all-to-all in which every rank sends to at most one other rank and receives from at most one: point to point."""
+
+    kind: ClassVar[str] = "permute"
+
+
+@dataclass(frozen=True, slots=True)
+class Slice(Step):
+    """Local: each rank keeps its part of what was replicated over `axes`; they become innermost cuts of some dims."""
+
+    kind: ClassVar[str] = "slice"
+    local: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Scale(Step):
+    """Local: a value replicated over `axes` becomes a pending reduction over them.
+
+    For "sum" the rank at coordinate 0 of all `axes` keeps it and the others hold zeros; for "avg", "max" and "min"
+    every rank keeps it as it is.
+    """
+
+    kind: ClassVar[str] = "scale"
+    local: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Pad(Step):
+    """Local: innermost cuts become a pending sum, each rank putting zeros around its part. Undoes a reduce-scatter."""
+
+    kind: ClassVar[str] = "pad"
+    local: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The steps from one layout to another, and what they cost.
+
+    Attributes:
+        src: layout to start from.
+        dst: layout to reach.
+        global_shape: shape of the global tensor.
+        itemsize: bytes per element.
+        steps: what to do, in order; empty when every rank already holds what it shall hold. The first `before` and the
+            last `after` are `src` and `dst` without the axes of one rank.
+        messages: rounds of communication.
+        nbytes: bytes that a rank puts on the wire, summed over the steps (each counted at its busiest rank).
+        peak_bytes: size of the largest local tensor on the way, `src` and `dst` included.
+    """
+
+    src: Layout
+    dst: Layout
+    global_shape: tuple[int, ...]
+    itemsize: int
+    steps: tuple[Step, ...]
+    messages: int
+    nbytes: int
+    peak_bytes: int
+
+    def __hash__(self) -> int:
+        """By the question, not by the answer: cheap, and equal plans still hash equal."""
+        return hash((self.src, self.dst, self.global_shape, self.itemsize))
+
+    def __str__(self) -> str:
+        """A headline and one line per step."""
+        lines = [
+            f"{self.src.compact_str} -> {self.dst.compact_str}, shape {self.global_shape}, {self.itemsize} B per "
+            f"element: {self.messages} message{'' if self.messages == 1 else 's'}, {self.nbytes} B sent per rank, "
+            f"peak {self.peak_bytes} B"
+        ]
+        lines += [f"  {number}. {step.describe(self.global_shape)}" for number, step in enumerate(self.steps, 1)]
+        return "\n".join(lines if self.steps else [*lines, "  nothing to do"])
+
+
+def largest_local_shape(layout: Layout, global_shape: Sequence[int]) -> tuple[int, ...]:
+    """Local shape of the rank that holds most: the first along every axis, but where ragged shares say another."""
+    coordinate = [0] * layout.mesh.ndim
+    if layout.ragged is not None:
+        coordinate[layout.axes_of(0)[0]] = layout.ragged.index(max(layout.ragged))
+    return box_shape(layout.bounds_at(tuple(global_shape), tuple(coordinate)))

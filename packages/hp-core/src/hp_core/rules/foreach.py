@@ -1,0 +1,72 @@
+"""`_foreach_*` and fused optimizer ops: lists of tensors, each position an elementwise op of its own.
+
+Positions may lie on different meshes. The written list keeps its layouts; the others follow it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hp_core.errors import ShardingRuleError
+from hp_core.rules.elementwise import broadcast_labels
+from hp_core.rules.registry import rule
+from hp_core.rules.rule import ADDEND, FACTOR, PLAIN, OpCall, Operand, Output, Strategy, solve
+from hp_core.rules.spec import TensorSpec
+
+__all__: list[str] = []
+
+_UNARY = "abs exp log sqrt rsqrt reciprocal sign neg zero round floor ceil trunc sigmoid tanh erf"
+_BINARY = "add sub mul div maximum minimum clamp_max clamp_min pow copy"
+_ROLES = {"add": ADDEND, "sub": ADDEND, "mul": FACTOR, "neg": FACTOR, "zero": FACTOR, "copy": ADDEND}
+
+
+@rule(" ".join(f"_foreach_{name}" for name in _UNARY.split()), "self")
+@rule(" ".join(f"_foreach_{name}" for name in _BINARY.split()), "self other alpha")
+@rule("_foreach_addcmul _foreach_addcdiv", "self tensor1 tensor2 value")
+@rule("_foreach_lerp", "self end weight")
+def _foreach(call: OpCall) -> Strategy:
+    """One strategy per position, then joined in the order in which the call lists its tensors."""
+    lists = _tensor_lists(call)
+    role = _ROLES.get(call.name.removeprefix("_foreach_"), PLAIN)
+    if role == ADDEND and len(lists) == 1:
+        role = PLAIN  # adding a number to a pending sum would add it once per rank
+    pieces = []
+    for specs in zip(*lists, strict=True):
+        labels, result, shape = broadcast_labels(specs)
+        operands = [Operand(spec, own, role) for spec, own in zip(specs, labels, strict=True)]
+        pieces.append(solve(operands, [Output(result, shape)], pinned=0 if call.inplace else None))
+    layouts = tuple(piece.layouts[position] for position in range(len(lists)) for piece in pieces)
+    return Strategy(layouts, tuple(piece.outputs[0] for piece in pieces))
+
+
+@rule("_foreach_norm", "self ord dtype", sees_floats=True, decomposed=True)
+def _foreach_norm(tensors, ord=2, dtype=None):  # type: ignore[no-untyped-def]
+    """The norm of each tensor; those of one mesh are DTensors on it."""
+    return tuple(tensor.norm(ord, dtype=dtype) for tensor in tensors)
+
+
+@rule("_fused_adam _fused_adamw", "self grads exp_avgs exp_avg_sqs max_exp_avg_sqs state_steps")
+@rule("_fused_sgd", "params grads momentum_buffer_list")
+def _fused(call: OpCall) -> Strategy:
+    """Everything is elementwise in the parameters: all lists are cut like them."""
+    lists = _tensor_lists(call)
+    layouts: list[Any] = []
+    for specs in lists:
+        layouts += [spec.layout if own.ndim == 0 else spec.layout for spec, own in zip(lists[0], specs, strict=True)]
+    return Strategy(tuple(layouts), ())
+
+
+def _tensor_lists(call: OpCall) -> list[list[TensorSpec]]:
+    """The call's lists of DTensors; plain numbers and lists of numbers pass through."""
+    lists = []
+    for name, value in call.arguments.items():
+        if isinstance(value, (list, tuple)) and any(isinstance(item, TensorSpec) for item in value):
+            if not all(isinstance(item, TensorSpec) for item in value):
+                raise ShardingRuleError(
+                    f"{call.name}: list {name!r} mixes DTensors and plain tensors; make all of them DTensors "
+                    f"(distribute_tensor), or use an optimizer that doesn't group (foreach=False)."
+                )
+            lists.append(list(value))
+    if len({len(items) for items in lists}) > 1:
+        raise ShardingRuleError(f"{call.name}: lists of different lengths: {[len(items) for items in lists]}.")
+    return lists

@@ -1,0 +1,117 @@
+"""Reductions: a reduced dim that is cut leaves a pending reduction instead of communicating at once."""
+
+from __future__ import annotations
+
+from math import prod
+
+from hp_core.rules.registry import rule
+from hp_core.rules.rule import FACTOR, PLAIN, OpCall, Operand, Output, Strategy, solve
+from hp_core.rules.spec import TensorSpec
+
+__all__: list[str] = []
+
+
+@rule("sum nansum", "input dim keepdim dtype")
+def _sum(call: OpCall) -> Strategy:
+    return _reduction(call, "sum", FACTOR if call.name == "sum" else PLAIN)
+
+
+@rule("count_nonzero", "input dim")
+def _count(call: OpCall) -> Strategy:
+    return _reduction(call, "sum", PLAIN)
+
+
+@rule("mean", "input dim keepdim dtype")
+def _mean(call: OpCall) -> Strategy:
+    """Each rank divides its own sum by the global count, so uneven pieces weigh right."""
+    strategy = _reduction(call, "sum", FACTOR)
+    spec, dims = call.specs[0], call.dims()
+    if _cut(strategy, dims):
+        strategy.local = "mean_share"
+        strategy.bound = {
+            "dim": dims,
+            "keepdim": bool(call.get("keepdim", False)),
+            "dtype": call.get("dtype"),
+            "count": prod(spec.shape[d] for d in dims),
+        }
+    return strategy
+
+
+@rule("amax amin", "input dim keepdim")
+def _extremum(call: OpCall) -> Strategy:
+    return _reduction(call, call.name[1:], PLAIN)
+
+
+@rule("max min", "input dim keepdim")
+def _max(call: OpCall) -> Strategy:
+    """Of all elements; along a dim with indices, which needs it whole; or elementwise of two tensors."""
+    from hp_core.rules.elementwise import elementwise
+
+    second = call.get("dim")
+    if isinstance(second, TensorSpec):
+        return elementwise(call, [PLAIN, PLAIN])
+    if second is None:
+        return _reduction(call, call.name, PLAIN)
+    strategy = _whole_reduction(call)
+    return Strategy(strategy.layouts, strategy.outputs * 2)
+
+
+@rule("prod all any argmax argmin logsumexp std var median", "input dim keepdim")
+def _whole_dims(call: OpCall) -> Strategy:
+    strategy = _whole_reduction(call)
+    if call.name == "median" and call.get("dim") is not None:
+        return Strategy(strategy.layouts, strategy.outputs * 2)
+    return strategy
+
+
+@rule("vector_norm", "input ord dim keepdim dtype", sees_floats=True, decomposed=True)
+def _vector_norm(x, ord=2, dim=None, keepdim=False, dtype=None):  # type: ignore[no-untyped-def]
+    """The p-norm as pending sum (or max) of |x|^p, so that nothing is gathered."""
+    magnitude = (x if dtype is None else x.to(dtype)).abs()
+    dims = tuple(range(x.ndim)) if dim is None or dim == () else dim
+    if ord == float("inf"):
+        return magnitude.amax(dims, keepdim)
+    if ord == float("-inf"):
+        return magnitude.amin(dims, keepdim)
+    if ord == 0:
+        return (magnitude != 0).sum(dims, keepdim).to(magnitude.dtype)
+    if ord == 1:
+        return magnitude.sum(dims, keepdim)
+    if ord == 2:
+        return (magnitude * magnitude).sum(dims, keepdim).sqrt()
+    return magnitude.pow(ord).sum(dims, keepdim).pow(1.0 / ord)
+
+
+@rule("norm", "input p dim keepdim dtype", sees_floats=True, decomposed=True)
+def _norm(x, p=2, dim=None, keepdim=False, dtype=None):  # type: ignore[no-untyped-def]
+    """The p-norm over all elements or along dims; "fro" is the 2-norm."""
+    return _vector_norm(x, 2 if p in ("fro", None) else p, dim, keepdim, dtype)
+
+
+def _reduction(call: OpCall, reduce_op: str, role: str) -> Strategy:
+    spec, dims = call.specs[0], call.dims()
+    labels = tuple(None if d in dims and reduce_op != "sum" and _some_empty(spec, d) else d for d in range(spec.ndim))
+    return solve([Operand(spec, labels, role)], [Output(_result(call, spec, dims))], reduced={d: reduce_op for d in dims})
+
+
+def _whole_reduction(call: OpCall) -> Strategy:
+    spec, dims = call.specs[0], call.dims()
+    labels = tuple(None if d in dims else d for d in range(spec.ndim))
+    return solve([Operand(spec, labels, PLAIN)], [Output(_result(call, spec, dims))])
+
+
+def _result(call: OpCall, spec: TensorSpec, dims: tuple[int, ...]) -> tuple[int | None, ...]:
+    if call.get("keepdim"):
+        return tuple(None if d in dims else d for d in range(spec.ndim))
+    return tuple(d for d in range(spec.ndim) if d not in dims)
+
+
+def _cut(strategy: Strategy, dims: tuple[int, ...]) -> bool:
+    return any(strategy.layouts[0].axes_of(d) for d in dims)
+
+
+def _some_empty(spec: TensorSpec, dim: int) -> bool:
+    """Whether some rank holds nothing along `dim`; an extremum of nothing doesn't exist."""
+    mesh = spec.layout.mesh
+    boxes = (spec.layout.bounds_at(tuple(spec.shape), mesh.require_coordinate(rank)) for rank in mesh.rank_list)
+    return bool(spec.layout.axes_of(dim)) and any(box[dim][0] == box[dim][1] for box in boxes)

@@ -1,0 +1,129 @@
+"""All sharding rules by canonical op name, and the door by which users add their own."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hp_core.errors import ShardingRuleError
+from hp_core.rules.rule import OpCall, Strategy
+
+__all__ = ["Rule", "find_rule", "nearest_names", "register_sharding_rule", "rule", "rule_names"]
+
+RuleFunction = Callable[[OpCall], Strategy]
+
+_FAMILIES = (
+    "elementwise",
+    "matmul",
+    "view",
+    "split",
+    "index",
+    "reduce",
+    "norm",
+    "embedding",
+    "attention",
+    "loss",
+    "foreach",
+)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule and how its calls are read.
+
+    Attributes:
+        name: canonical op name.
+        parameters: names of the op's parameters in order; one that starts with "*" takes all remaining positional ones.
+        function: from call to strategy.
+        sees_floats: whether the strategy may depend on floating-point arguments.
+        decomposed: the function computes the op itself, from other ops on DTensors.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    function: Callable[..., Any]
+    sees_floats: bool = False
+    decomposed: bool = False
+
+
+_rules: dict[str, Rule] = {}
+_custom: dict[Any, Rule] = {}
+_loaded = False
+
+
+def rule(
+    names: str, parameters: str, *, sees_floats: bool = False, decomposed: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: the function is the rule of these ops (names and parameters separated by blanks)."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names.split():
+            if name in _rules:
+                raise ShardingRuleError(f"op {name!r} has two rules: {_rules[name].function.__module__} and {function.__module__}.")
+            _rules[name] = Rule(name, tuple(parameters.split()), function, sees_floats, decomposed)
+        return function
+
+    return register
+
+
+def register_sharding_rule(
+    op: str | Callable[..., Any], parameters: str, *, sees_floats: bool = False
+) -> Callable[[RuleFunction], RuleFunction]:
+    """Give an op of yours, or one without a rule, a sharding rule; used as a decorator.
+
+    Args:
+        op: the function as it is called (for example `torch.ops.mine.scale`), or a canonical op name.
+        parameters: the names of its parameters in order, separated by blanks.
+        sees_floats: set it if the strategy depends on the value of floating-point arguments.
+
+    The decorated function takes an `OpCall` and returns a `Strategy`, usually by `solve`::
+
+        @register_sharding_rule(torch.ops.mine.scale, "input factor")
+        def scale(call):
+            x = call.spec("input")
+            labels = tuple(range(x.ndim))
+            return solve([Operand(x, labels, FACTOR)], [Output(labels)])
+    """
+
+    def register(function: RuleFunction) -> RuleFunction:
+        name = op if isinstance(op, str) else getattr(op, "__name__", str(op))
+        entry = Rule(name, tuple(parameters.split()), function, sees_floats)
+        _custom[op] = entry
+        from hp_core.dtensor.dispatch import dispatch_cache_clear
+
+        dispatch_cache_clear()
+        return function
+
+    return register
+
+
+def find_rule(function: Any, name: str | None) -> Rule | None:
+    """The rule of an intercepted function with this canonical name; users' rules come first."""
+    _load()
+    try:
+        custom = _custom.get(function)
+    except TypeError:
+        custom = None
+    return custom or (_custom.get(name) or _rules.get(name) if name is not None else None)
+
+
+def rule_names() -> list[str]:
+    """Names of all ops that have a rule."""
+    _load()
+    return sorted(_rules)
+
+
+def nearest_names(name: str) -> list[str]:
+    """Registered names that look like `name`."""
+    return difflib.get_close_matches(name, rule_names(), n=3, cutoff=0.5)
+
+
+def _load() -> None:
+    global _loaded
+    if not _loaded:
+        _loaded = True
+        for family in _FAMILIES:
+            importlib.import_module(f"hp_core.rules.{family}")

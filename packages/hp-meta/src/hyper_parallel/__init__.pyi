@@ -1,0 +1,110 @@
+"""Names of `hyper_parallel` for type checkers. Written by build/stubs.py: edit the table, not this file."""
+
+from hp_core import ColwiseParallel as ColwiseParallel
+from hp_core import CommTimeoutError as CommTimeoutError
+from hp_core import DTensor as DTensor
+from hp_core import DeviceMesh as DeviceMesh
+from hp_core import HyperParallelError as HyperParallelError
+from hp_core import Layout as Layout
+from hp_core import LayoutError as LayoutError
+from hp_core import MeshError as MeshError
+from hp_core import NoParallel as NoParallel
+from hp_core import Partial as Partial
+from hp_core import Placement as Placement
+from hp_core import PlanError as PlanError
+from hp_core import PlatformError as PlatformError
+from hp_core import PrepareModuleInput as PrepareModuleInput
+from hp_core import PrepareModuleInputOutput as PrepareModuleInputOutput
+from hp_core import PrepareModuleOutput as PrepareModuleOutput
+from hp_core import ProcessGroupError as ProcessGroupError
+from hp_core import RaggedShard as RaggedShard
+from hp_core import RedistributeError as RedistributeError
+from hp_core import Replicate as Replicate
+from hp_core import RowwiseParallel as RowwiseParallel
+from hp_core import SequenceParallel as SequenceParallel
+from hp_core import Shard as Shard
+from hp_core import ShardingRuleError as ShardingRuleError
+from hp_core import destroy_process_group as destroy_process_group
+from hp_core import distribute_module as distribute_module
+from hp_core import distribute_tensor as distribute_tensor
+from hp_core import empty as empty
+from hp_core import explain_redistribute as explain_redistribute
+from hp_core import full as full
+from hp_core import get_backend as get_backend
+from hp_core import get_current_mesh as get_current_mesh
+from hp_core import get_group_local_rank as get_group_local_rank
+from hp_core import get_platform as get_platform
+from hp_core import get_process_group_ranks as get_process_group_ranks
+from hp_core import get_rank as get_rank
+from hp_core import get_world_size as get_world_size
+from hp_core import init_device_mesh as init_device_mesh
+from hp_core import init_process_group as init_process_group
+from hp_core import loss_parallel as loss_parallel
+from hp_core import manual_seed as manual_seed
+from hp_core import ones as ones
+from hp_core import parallelize_module as parallelize_module
+from hp_core import plan_redistribute as plan_redistribute
+from hp_core import rand as rand
+from hp_core import randn as randn
+from hp_core import record_collectives as record_collectives
+from hp_core import redistribute_cache_clear as redistribute_cache_clear
+from hp_core import redistribute_cache_info as redistribute_cache_info
+from hp_core import register_sharding_rule as register_sharding_rule
+from hp_core import split_group as split_group
+from hp_core import zeros as zeros
+
+__version__: str
+__all__ = [
+    "ColwiseParallel",
+    "CommTimeoutError",
+    "DTensor",
+    "DeviceMesh",
+    "HyperParallelError",
+    "Layout",
+    "LayoutError",
+    "MeshError",
+    "NoParallel",
+    "Partial",
+    "Placement",
+    "PlanError",
+    "PlatformError",
+    "PrepareModuleInput",
+    "PrepareModuleInputOutput",
+    "PrepareModuleOutput",
+    "ProcessGroupError",
+    "RaggedShard",
+    "RedistributeError",
+    "Replicate",
+    "RowwiseParallel",
+    "SequenceParallel",
+    "Shard",
+    "ShardingRuleError",
+    "destroy_process_group",
+    "distribute_module",
+    "distribute_tensor",
+    "empty",
+    "explain_redistribute",
+    "full",
+    "get_backend",
+    "get_current_mesh",
+    "get_group_local_rank",
+    "get_platform",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_size",
+    "init_device_mesh",
+    "init_process_group",
+    "loss_parallel",
+    "manual_seed",
+    "ones",
+    "parallelize_module",
+    "plan_redistribute",
+    "rand",
+    "randn",
+    "record_collectives",
+    "redistribute_cache_clear",
+    "redistribute_cache_info",
+    "register_sharding_rule",
+    "split_group",
+    "zeros",
+]

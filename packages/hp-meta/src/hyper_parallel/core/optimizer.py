@@ -1,0 +1,7 @@
+"""Sharded optimizers, under the path that existing scripts import; provided by hp-fsdp."""
+
+from __future__ import annotations
+
+from hyper_parallel.exports import lazy_names
+
+__getattr__, __dir__ = lazy_names(__name__)
