@@ -32,10 +32,10 @@ def draw_loss_curve(path: Path, metrics: Sequence[dict[str, float]], unigram_ent
     if training:
         steps, losses = zip(*training, strict=True)
         axes.plot(steps, losses, color=TRAINING, alpha=0.35, linewidth=1)
-        axes.plot(steps, _smooth(losses), color=TRAINING, linewidth=1.8, label=f"training, at last {losses[-1]:.2f}")
+        axes.plot(steps, _smooth(losses), color=TRAINING, linewidth=1.8, label=f"training, last {losses[-1]:.2f}")
     if validation:
         steps, losses = zip(*validation, strict=True)
-        validation_label = f"validation, at last {losses[-1]:.2f}"
+        validation_label = f"validation, last {losses[-1]:.2f}"
         axes.plot(steps, losses, color=VALIDATION, marker="o", markersize=4, linewidth=1, label=validation_label)
     axes.set(xlabel="step", ylabel="loss, nats per byte", title=title)
     axes.set_xlim(left=0)
@@ -47,11 +47,11 @@ def draw_loss_curve(path: Path, metrics: Sequence[dict[str, float]], unigram_ent
 
 
 def _smooth(losses: Sequence[float]) -> list[float]:
-    """Mean over a window around each step, smaller towards both ends so that it stays centred and lags nowhere."""
+    """Mean over a window centred on each step, so that it does not lag; narrow at the steep start."""
     widest = max(1, int(len(losses) * SMOOTHED_SHARE))
     smoothed = []
     for index in range(len(losses)):
-        reach = min(widest, index, len(losses) - 1 - index)
+        reach = min(widest, index)
         window = losses[index - reach : index + reach + 1]
         smoothed.append(sum(window) / len(window))
     return smoothed

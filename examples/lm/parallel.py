@@ -57,7 +57,7 @@ def mesh_of_this_job(config: RunConfig) -> Iterator[DeviceMesh | None]:
 
 def build_mesh(config: RunConfig) -> DeviceMesh:
     """The mesh that the run asks for. The process group must be open."""
-    axes = config.mesh or (("dp", 1),)
+    axes = config.mesh
     return init_device_mesh(
         config.device, tuple(size for _, size in axes), mesh_dim_names=tuple(axis for axis, _ in axes)
     )

@@ -5,6 +5,7 @@ A gate (an event that blocks the worker) decides what runs when; nothing here de
 
 from __future__ import annotations
 
+import functools
 import gc
 import subprocess
 import sys
@@ -43,8 +44,13 @@ def fail() -> None:
 
 def test_work_runs_in_order_on_one_thread_that_is_not_the_callers() -> None:
     stream, seen, threads = CpuStream("swap"), [], set()
+
+    def work(number: int) -> None:
+        seen.append(number)
+        threads.add(threading.current_thread().name)
+
     for number in range(100):
-        stream.submit(lambda number=number: (seen.append(number), threads.add(threading.current_thread().name)))  # type: ignore[misc]
+        stream.submit(functools.partial(work, number))
     stream.synchronize()
     assert seen == list(range(100))
     assert threads == {"swap"}

@@ -14,6 +14,7 @@ import threading
 import pytest
 import torch
 import torch.distributed
+
 from hp_core.errors import LayoutError
 from hp_core.testing import RankFailure, RankTimeout, assert_same_error, run_ranks
 from hp_core.testing.stacks import readable_stacks

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed
+
 from hp_core.testing import close_ranks, run_ranks
 
 FACTOR = 3

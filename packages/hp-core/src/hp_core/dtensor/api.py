@@ -192,8 +192,30 @@ class DTensorMethods:
             )
         self._origin = None
 
+    @property
+    def _rebuild(self) -> Any:
+        return rebuild
+
     def _has_tied_use(self) -> bool:
         return self._origin is not None and self._origin.used
+
+
+def rebuild(
+    local: Tensor, layout: Layout, shape: tuple[int, ...], coordinate: tuple[int, ...], requires_grad: bool, is_parameter: bool
+) -> Any:
+    """Make a DTensor from its pickled parts, on the rank that it belongs to.
+
+    Raises:
+        LayoutError: this process is at another coordinate of the mesh than the one that pickled it.
+    """
+    own = layout.mesh.get_coordinate()
+    if own != coordinate:
+        raise LayoutError(
+            f"this holds the piece of mesh coordinate {coordinate} of a tensor laid out {layout}; this process is at {own}. "
+            f"Load it on the rank that saved it, or use torch.distributed.checkpoint to change the layout."
+        )
+    tensor = DTensorMethods.from_local(local, layout, shape=shape)
+    return get_platform().modules.as_parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
 
 
 def _layout_arguments(mesh: DeviceMesh, given: Sequence[Placement] | Layout) -> tuple[Any, Any]:

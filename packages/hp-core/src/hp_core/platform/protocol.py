@@ -259,16 +259,17 @@ class Autograd(Protocol):
 class Ops(Protocol):
     """How the framework spells ops, and local implementations that only a rule asks for."""
 
-    def canonical(self, function: Any) -> str | None:
-        """Framework-neutral name of an intercepted function, or None if it has none."""
+    named_dtypes: dict[str, DType]
+    """Element types that ops like `float()` and `long()` cast to, by canonical op name."""
 
-    def bind(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The call's arguments by their canonical names, in order."""
+    def canonical(self, function: Any) -> tuple[str, bool] | None:
+        """Framework-neutral name of an intercepted function and whether it writes in place; None for what is no op."""
 
-    def rebind(
-        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], replace: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword arguments of a call with some named ones replaced."""
+    def handler(self, function: Any) -> Callable[..., Any] | None:
+        """What answers a function that is no op on values (metadata, autograd), called with its arguments; or None."""
+
+    def bind(self, args: Sequence[Any], kwargs: dict[str, Any], parameters: Sequence[str]) -> dict[str, Any]:
+        """The call's arguments by their canonical names; a parameter "*name" takes all remaining positional ones."""
 
     def local(self, name: str) -> Callable[..., Any]:
         """The local implementation called `name`, which works on plain tensors."""
@@ -291,6 +292,9 @@ class ModuleTools(Protocol):
 
     def own_buffers(self, module: Any) -> list[tuple[str, Tensor]]:
         """Buffers that the module itself holds."""
+
+    def as_parameter(self, value: Tensor, requires_grad: bool) -> Tensor:
+        """The tensor as a parameter."""
 
     def set_parameter(self, module: Any, name: str, value: Tensor) -> None:
         """Replace a parameter, keeping whether it requires a gradient."""

@@ -145,7 +145,7 @@ class Search:
             if self._is_local(state):
                 found = 0
             else:
-                ranks = prod(self.cuts.sizes)
+                ranks = self.cuts.all_ranks
                 found = self.latency + self._transfers(state, ranks) * self.itemsize * self.fastest // ranks
             self._remaining[state] = found
         return found

@@ -7,8 +7,10 @@ token below the number of mesh axes is an axis cut evenly; a token above it stan
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from itertools import product
 from math import prod
+from operator import mul, sub
 
 from hp_core.geometry import Box, Interval, chunk_interval, intersect, ragged_interval
 
@@ -19,8 +21,6 @@ Dims = tuple[Tokens, ...]
 
 EXACT_RANKS = 64
 """Up to so many ranks, volumes come from the bounds of every rank; above, from even splits."""
-
-_Table = dict[tuple[int, ...], tuple[int, int]]
 
 
 class Cuts:
@@ -39,11 +39,15 @@ class Cuts:
         self.shape = shape
         self.ragged = tuple(ragged)
         self.numel = prod(shape)
+        self.all_ranks = prod(sizes)
+        self._all_axes = tuple(axis for axis, size in enumerate(sizes) if size > 1)
         self.axis_of = (*range(len(sizes)), *(axis for axis, _ in self.ragged))
         self._longest: dict[tuple[int, Tokens], int] = {}
         self._largest: dict[Dims, int] = {}
         self._sent: dict[tuple[Dims, Dims], int] = {}
-        self._tables: dict[tuple[int, Tokens, Tokens], tuple[tuple[int, ...], _Table]] = {}
+        self._exchanged: dict[tuple[Dims, Dims], tuple[int, ...]] = {}
+        self._interval_columns: dict[tuple[int, Tokens, tuple[int, ...]], list[Interval]] = {}
+        self._overlap_columns: dict[tuple[int, Tokens, Tokens, tuple[int, ...]], list[int]] = {}
 
     def is_ragged(self, token: int) -> bool:
         """Whether the token stands for ragged shares."""
@@ -89,11 +93,14 @@ class Cuts:
 
     def exchange_axes(self, before: Dims, after: Dims) -> tuple[int, ...]:
         """The axes over which an exchange from `before` to `after` runs: all outside the common prefixes, ascending."""
-        axes: list[int] = []
-        for old, new in zip(before, after, strict=True):
-            if old != new:
-                axes += [self.axis_of[token] for token in old[common_prefix(old, new) :]]
-        return tuple(sorted(axes))
+        found = self._exchanged.get((before, after))
+        if found is None:
+            axes: list[int] = []
+            for old, new in zip(before, after, strict=True):
+                if old != new:
+                    axes += [self.axis_of[token] for token in old[common_prefix(old, new) :]]
+            found = self._exchanged[before, after] = tuple(sorted(axes))
+        return found
 
     def sent(self, before: Dims, after: Dims) -> int:
         """Elements that the busiest rank sends in an exchange.
@@ -107,19 +114,33 @@ class Cuts:
 
     def _count_sent(self, before: Dims, after: Dims) -> int:
         changed = [dim for dim in range(len(before)) if before[dim] != after[dim]]
-        if prod(self.sizes[axis] for axis in self._joint_axes(changed, before, after)) > EXACT_RANKS:
+        axes = self._domain(changed, before, after)
+        if axes is None:
             group = prod(self.sizes[axis] for axis in self.exchange_axes(before, after))
             return -(-self.largest(before) * (group - 1) // group)
-        axes, tables = self._joint(changed, before, after)
-        most = 0
-        for coordinate in product(*(range(self.sizes[axis]) for axis in axes)):
-            held = kept = 1
-            for places, table in tables:
-                length, overlap = table[tuple([coordinate[place] for place in places])]
-                held *= length
-                kept *= overlap
-            most = max(most, held - kept)
-        return most * prod(self.longest(dim, before[dim]) for dim in range(len(before)) if dim not in changed)
+        held = _products([self._overlaps(dim, before[dim], before[dim], axes) for dim in changed])
+        kept = _products([self._overlaps(dim, before[dim], after[dim], axes) for dim in changed])
+        rest = prod(self.longest(dim, before[dim]) for dim in range(len(before)) if dim not in changed)
+        return max(map(sub, held, kept)) * rest
+
+    def missing(self, held: Dims, wanted: Dims) -> int:
+        """Elements of `wanted` that ranks don't hold under `held`, summed over the ranks of the mesh.
+
+        On more than `EXACT_RANKS` ranks it is a lower bound: some dims are taken to overlap as much as they can.
+        """
+        wants = self.all_ranks // self.ranks(tuple(token for tokens in wanted for token in tokens)) * self.numel
+        counted = list(range(len(held)))
+        guess = 1
+        if self.all_ranks > EXACT_RANKS:
+            counted = []
+            for dim, (old, new) in enumerate(zip(held, wanted, strict=True)):
+                if self._domain([*counted, dim], wanted, held) is not None:
+                    counted.append(dim)
+                else:
+                    guess *= min(self.longest(dim, old), self.longest(dim, new))
+        axes = self._domain(counted, wanted, held) or ()
+        kept = sum(_products([self._overlaps(dim, held[dim], wanted[dim], axes) for dim in counted]))
+        return max(0, wants - kept * guess * (self.all_ranks // prod(self.sizes[axis] for axis in axes)))
 
     def is_permutation(self, before: Dims, after: Dims) -> bool:
         """Whether in an exchange every rank sends to at most one other rank, and receives from at most one.
@@ -148,61 +169,42 @@ class Cuts:
                         return False
         return True
 
-    def missing(self, held: Dims, wanted: Dims) -> int:
-        """Elements of `wanted` that ranks don't hold under `held`, summed over the ranks of the mesh.
-
-        On more than `EXACT_RANKS` ranks it is a lower bound: some dims are taken to overlap as much as they can.
-        """
-        ranks = prod(self.sizes)
-        wants = ranks // self.ranks(tuple(token for tokens in wanted for token in tokens)) * self.numel
-        joint: list[int] = []
-        rest = 1
-        total = 1
-        for dim, (old, new) in enumerate(zip(held, wanted, strict=True)):
-            if old == new:
-                rest *= self.shape[dim]
-                total *= self.ranks(old)
-            elif prod(self.sizes[axis] for axis in self._joint_axes([*joint, dim], wanted, held)) <= EXACT_RANKS:
-                joint.append(dim)
-            else:
-                rest *= min(self.longest(dim, old), self.longest(dim, new))
-        axes, tables = self._joint(joint, wanted, held)
-        total *= prod(self.sizes[axis] for axis in axes)
-        kept = 0
-        for coordinate in product(*(range(self.sizes[axis]) for axis in axes)):
-            overlap = 1
-            for places, table in tables:
-                overlap *= table[tuple([coordinate[place] for place in places])][1]
-                if not overlap:
-                    break
-            kept += overlap
-        return max(0, wants - kept * rest * ranks // total)
-
     def _joint_axes(self, dims: list[int], first: Dims, second: Dims) -> tuple[int, ...]:
-        """The axes that cut the given dims either way."""
-        return tuple(dict.fromkeys(self.axis_of[token] for dim in dims for token in first[dim] + second[dim]))
+        """The axes that cut the given dims either way, ascending."""
+        return tuple(sorted({self.axis_of[token] for dim in dims for token in first[dim] + second[dim]}))
 
-    def _joint(
-        self, dims: list[int], first: Dims, second: Dims
-    ) -> tuple[tuple[int, ...], list[tuple[tuple[int, ...], _Table]]]:
-        """The axes that cut the given dims either way; per dim, where its axes stand among them, and its table."""
+    def _domain(self, dims: list[int], first: Dims, second: Dims) -> tuple[int, ...] | None:
+        """The axes over whose indices to count for these dims, or None where they are too many.
+
+        On a small mesh these are always all axes, so that columns of numbers are shared by all questions.
+        """
+        if self.all_ranks <= EXACT_RANKS:
+            return self._all_axes
         axes = self._joint_axes(dims, first, second)
-        found = [self._table(dim, first[dim], second[dim]) for dim in dims]
-        return axes, [(tuple(axes.index(axis) for axis in own), table) for own, table in found]
+        return axes if prod(self.sizes[axis] for axis in axes) <= EXACT_RANKS else None
 
-    def _table(self, dim: int, first: Tokens, second: Tokens) -> tuple[tuple[int, ...], _Table]:
-        """For one dim: the axes that cut it either way, and by their indices (length of first, overlap with second)."""
-        found = self._tables.get((dim, first, second))
+    def _intervals(self, dim: int, tokens: Tokens, axes: tuple[int, ...]) -> list[Interval]:
+        """What is held of a dim, at all indices along `axes`, row-major."""
+        found = self._interval_columns.get((dim, tokens, axes))
         if found is None:
-            axes = tuple(dict.fromkeys(self.axis_of[token] for token in first + second))
-            table: _Table = {}
-            for index in product(*(range(self.sizes[axis]) for axis in axes)):
-                index_of = dict(zip(axes, index, strict=True))
-                start, stop = self.interval(dim, first, index_of)
-                low, high = self.interval(dim, second, index_of)
-                table[index] = (stop - start, max(0, min(stop, high) - max(start, low)))
-            found = self._tables[dim, first, second] = (axes, table)
+            indices = product(*(range(self.sizes[axis]) for axis in axes))
+            found = [self.interval(dim, tokens, dict(zip(axes, index, strict=True))) for index in indices]
+            self._interval_columns[dim, tokens, axes] = found
         return found
+
+    def _overlaps(self, dim: int, first: Tokens, second: Tokens, axes: tuple[int, ...]) -> list[int]:
+        """Length of what both cuts of a dim hold, at all indices along `axes`, row-major."""
+        found = self._overlap_columns.get((dim, first, second, axes))
+        if found is None:
+            pairs = zip(self._intervals(dim, first, axes), self._intervals(dim, second, axes), strict=True)
+            found = [max(0, min(stop, high) - max(start, low)) for (start, stop), (low, high) in pairs]
+            self._overlap_columns[dim, first, second, axes] = found
+        return found
+
+
+def _products(columns: list[list[int]]) -> list[int]:
+    """Element by element, the product of columns of numbers (of none: the one index that there is)."""
+    return list(reduce(lambda left, right: list(map(mul, left, right)), columns)) if columns else [1]
 
 
 def common_prefix(first: Tokens, second: Tokens) -> int:

@@ -5,8 +5,6 @@ Positions may lie on different meshes. The written list keeps its layouts; the o
 
 from __future__ import annotations
 
-from typing import Any
-
 from hp_core.errors import ShardingRuleError
 from hp_core.rules.elementwise import broadcast_labels
 from hp_core.rules.registry import rule
@@ -49,11 +47,15 @@ def _foreach_norm(tensors, ord=2, dtype=None):  # type: ignore[no-untyped-def]
 @rule("_fused_sgd", "params grads momentum_buffer_list")
 def _fused(call: OpCall) -> Strategy:
     """Everything is elementwise in the parameters: all lists are cut like them."""
-    lists = _tensor_lists(call)
-    layouts: list[Any] = []
-    for specs in lists:
-        layouts += [spec.layout if own.ndim == 0 else spec.layout for spec, own in zip(lists[0], specs, strict=True)]
-    return Strategy(tuple(layouts), ())
+    parameters, *others = _tensor_lists(call)
+    for specs in others:
+        for own, spec in zip(parameters, specs, strict=True):
+            if own.layout is not spec.layout:
+                raise ShardingRuleError(
+                    f"{call.name}: a parameter laid out {own.layout} has state or a gradient laid out {spec.layout}; make the "
+                    f"optimizer after the parameters are distributed."
+                )
+    return Strategy(tuple(spec.layout for specs in (parameters, *others) for spec in specs), ())
 
 
 def _tensor_lists(call: OpCall) -> list[list[TensorSpec]]:

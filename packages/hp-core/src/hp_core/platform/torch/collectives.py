@@ -61,6 +61,8 @@ class TorchCollectives:
             _record("all_gather", (group.size - 1) * source.nbytes, group, source)
         if source.dtype not in _EVERYWHERE:
             output, source = _as_bytes(output), _as_bytes(source)
+        elif output.shape[1:] != source.shape[1:] or not source.dim():
+            output, source = output.view(-1), source.view(-1)
         return _finish(native._allgather_base(output, source, _GATHER_OPTIONS), "all_gather", group, async_op)
 
     def reduce_scatter(
@@ -76,6 +78,8 @@ class TorchCollectives:
         if active_logs:
             _record("reduce_scatter", (group.size - 1) * output.nbytes, group, source, reduce_op)
         wide, wide_output, after = _reducible(source, reduce_op, group, output)
+        if wide.shape[1:] != wide_output.shape[1:] or not wide_output.dim():
+            wide, wide_output = wide.view(-1), wide_output.view(-1)
         work = native._reduce_scatter_base(
             wide_output, wide, _REDUCE_SCATTER_OPTIONS["sum" if reduce_op == "avg" else reduce_op]
         )

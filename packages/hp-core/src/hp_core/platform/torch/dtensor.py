@@ -15,7 +15,7 @@ import torch
 from hp_core.errors import LayoutError, ShardingRuleError
 from hp_core.geometry import box_shape, contiguous_strides
 
-__all__ = ["define_dtensor", "new_dtensor"]
+__all__ = ["define_dtensor", "handler_of", "new_dtensor"]
 
 _make_wrapper = torch.Tensor._make_wrapper_subclass
 
@@ -308,7 +308,7 @@ class _TorchFace:
         coordinate = self._spec.layout.mesh.require_coordinate()
         is_parameter = getattr(self, "_is_param", False)
         state = (self._local.detach(), self._spec.layout, tuple(self.shape), coordinate, self.requires_grad, is_parameter)
-        return _rebuild, state
+        return self._rebuild, state
 
     # -- torch distributed checkpoint (its documented tensor protocol) -----------------------------------------------
 
@@ -355,9 +355,30 @@ class _TorchFace:
         return not replica and self._local.numel() > 0
 
     # supplied by the framework-neutral methods
+    _rebuild: Callable[..., Any]
     _forget: Callable[[], None]
     _untie: Callable[[], None]
     full_tensor: Callable[..., torch.Tensor]
+
+
+def handler_of(function: Any) -> Callable[..., Any] | None:
+    """What answers an intercepted function that is no op on values; None if it is one.
+
+    A method that the class has itself answers its unbound form and its torch.* twin as well; other attributes are the
+    local tensor's.
+    """
+    known = _HANDLERS.get(function)
+    if known is not None:
+        return known
+    name = getattr(function, "__name__", "")
+    if name in ("__get__", "__set__", "__delete__"):
+        attribute = function.__self__.__name__
+        if attribute in _TorchFace.__dict__:
+            return getattr(_TorchFace.__dict__[attribute], name)  # type: ignore[no-any-return]
+        if name == "__get__" and attribute not in ("T", "mT", "H", "mH", "real", "imag"):
+            return lambda tensor, *_: getattr(tensor._local, attribute)
+        return None
+    return _TorchFace.__dict__.get(name) if name != "detach" and callable(_TorchFace.__dict__.get(name)) else None
 
 
 def autograd_backward(
@@ -427,18 +448,20 @@ def _graph_input(tensor: Any) -> torch.Tensor:
     return tensor  # type: ignore[no-any-return]
 
 
-def _rebuild(
-    local: torch.Tensor, layout: Any, shape: tuple[int, ...], coordinate: tuple[int, ...], requires_grad: bool, is_parameter: bool
-) -> Any:
-    from hp_core.dtensor.api import DTensor
-
-    own = layout.mesh.get_coordinate()
-    if own != coordinate:
-        raise LayoutError(
-            f"this file holds the piece of mesh coordinate {coordinate} of a tensor laid out {layout}; this process is at {own}. "
-            f"Load it on the rank that saved it, or use torch.distributed.checkpoint to change the layout."
-        )
-    tensor = DTensor.from_local(local, layout, shape=shape)
-    if is_parameter:
-        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
-    return tensor.requires_grad_(requires_grad) if requires_grad else tensor
+_HANDLERS: dict[Any, Callable[..., Any]] = {
+    torch.autograd.backward: autograd_backward,
+    torch.autograd.grad: autograd_grad,
+    torch.Tensor.detach: _TorchFace.detach,
+    torch.detach: _TorchFace.detach,
+    torch.is_inference: lambda tensor: tensor._local.is_inference(),
+    torch.is_nonzero: lambda tensor: bool(tensor.item()),
+    torch.is_same_size: lambda left, right: tuple(left.shape) == tuple(right.shape),
+    torch.result_type: lambda left, right: torch.result_type(getattr(left, "_local", left), getattr(right, "_local", right)),
+    torch.Tensor.is_inference: lambda tensor: tensor._local.is_inference(),
+    torch.Tensor.storage_offset: lambda tensor: tensor._local.storage_offset(),
+    torch.Tensor.is_signed: lambda tensor: tensor._local.is_signed(),
+    torch.is_signed: lambda tensor: tensor._local.is_signed(),
+    torch.Tensor.is_set_to: lambda left, right: left._local.is_set_to(right._local),
+    torch.Tensor.is_shared: lambda tensor: tensor._local.is_shared(),
+    torch.Tensor.is_pinned: lambda tensor, *args: tensor._local.is_pinned(*args),
+}

@@ -34,6 +34,10 @@ class TorchModuleTools:
         """Buffers that the module itself holds."""
         return [(name, buffer) for name, buffer in module._buffers.items() if buffer is not None]
 
+    def as_parameter(self, value: Any, requires_grad: bool) -> Any:
+        """The tensor as a parameter."""
+        return nn.Parameter(value, requires_grad=requires_grad)
+
     def set_parameter(self, module: nn.Module, name: str, value: Any) -> None:
         """Replace a parameter, keeping whether it requires a gradient."""
         old = module._parameters[name]

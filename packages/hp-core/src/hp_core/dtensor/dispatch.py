@@ -1,0 +1,383 @@
+"""Dispatch: from an intercepted function on DTensors to a local call, planned once per kind of call and then cached.
+
+The key of the cache is all that a rule can see: the function, each operand's spec (layout, shape, dtype), and every
+other argument by name and type. A floating-point number is seen by its type only, unless the op's rule asks for more, so
+that a step size that changes every step doesn't miss.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from hp_core.dtensor.api import DTensorMethods, dtensor_type
+from hp_core.dtensor.gradients import operand_local
+from hp_core.errors import HyperParallelError, LayoutError, ShardingRuleError
+from hp_core.layout import Layout, from_placements
+from hp_core.mesh import as_mesh
+from hp_core.platform import get_platform
+from hp_core.process_group import on_destroy
+from hp_core.rules.registry import Rule, find_rule, nearest_names
+from hp_core.rules.rule import OpCall, Strategy
+from hp_core.rules.spec import TensorSpec, spec_of
+
+__all__ = ["DispatchCacheInfo", "SkipDTensorDispatch", "dispatch", "dispatch_cache_clear", "dispatch_cache_info"]
+
+_logger = logging.getLogger("hp_core")
+_MAX_PLANS = 1 << 16
+
+
+class DispatchCacheInfo(NamedTuple):
+    """Counters of the cache of op plans."""
+
+    misses: int
+    size: int
+
+
+_plans: dict[Any, OpPlan] = {}
+_misses = 0
+_sees_floats: set[Any] = set()
+_told: set[Any] = set()
+_skip: ContextVar[bool] = ContextVar("skip_dtensor_dispatch", default=False)
+_DTensor: type = DTensorMethods  # until the class exists
+
+
+def dispatch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """Run an intercepted function whose arguments hold DTensors."""
+    try:
+        key = (function, *map(_key, args)) if not kwargs else (function, *map(_key, args), _kwargs_key(kwargs))
+        if function in _sees_floats:
+            key = (key, _floats(args, kwargs))
+        plan = _plans.get(key)
+    except TypeError:  # an argument that can't be hashed: plan the call afresh
+        key = plan = None
+    if plan is not None:
+        return plan.run(function, args, kwargs)
+    return _first_time(function, args, kwargs or {}, key)
+
+
+class OpPlan:
+    """How calls of one kind run: which operands move or vary, which local function, what the outputs are."""
+
+    __slots__ = ("_bound", "_inplace", "_local", "_moves", "_nested", "_outputs", "_specs")
+
+    def __init__(self, strategy: Strategy, call: OpCall, vary: tuple[tuple[int, ...], ...], nested: bool) -> None:
+        moves = []
+        for index, (spec, layout, axes) in enumerate(zip(call.specs, strategy.layouts, vary, strict=True)):
+            target = None if layout is spec.layout else layout
+            if target is not None or axes:
+                moves.append((index, target, axes))
+        self._moves = tuple(moves)
+        self._local = None if strategy.local is None else get_platform().ops.local(strategy.local)
+        self._bound = strategy.bound
+        self._inplace = call.inplace
+        self._nested = nested
+        self._outputs = strategy.outputs
+        self._specs: tuple[TensorSpec, ...] | None = None
+
+    def run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        """Run one call of this kind."""
+        if self._nested or kwargs:
+            return self._run_any(function, args, kwargs or {})
+        cls = _DTensor
+        if self._moves or self._local is not None:
+            operands = [value for value in args if type(value) is cls]
+            locals_ = [value._local for value in operands]
+            for index, layout, vary in self._moves:
+                locals_[index] = operand_local(operands[index], layout, vary)
+            if self._local is not None:
+                return self._wrap(self._local(*locals_, **self._bound), args)
+            remaining = iter(locals_)
+            result = function(*[next(remaining) if type(value) is cls else value for value in args])
+        else:
+            result = function(*[value._local if type(value) is cls else value for value in args])
+        if self._inplace:
+            return _written(args[0])
+        specs = self._specs
+        if specs is not None and len(specs) == 1:
+            spec = specs[0]
+            if result.dtype is spec.dtype:
+                return _new_dtensor(cls, result, spec)
+        return self._wrap(result, args)
+
+    def _run_any(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        operands: list[Any] = []
+        _collect(args, operands)
+        _collect(kwargs, operands)
+        locals_ = [operand._local for operand in operands]
+        for index, layout, vary in self._moves:
+            locals_[index] = operand_local(operands[index], layout, vary)
+        if self._local is not None:
+            return self._wrap(self._local(*locals_, **self._bound), args)
+        remaining = iter(locals_)
+        local_args = _replace(args, remaining)
+        result = function(*local_args, **_replace(kwargs, remaining))
+        if self._inplace:
+            return _written(args[0] if args else operands[0])
+        return self._wrap(result, args)
+
+    def _wrap(self, result: Any, args: tuple[Any, ...]) -> Any:
+        """The DTensors of the local results."""
+        outputs = self._outputs
+        if not outputs:
+            return result
+        single = get_platform().tensors.is_tensor(result)
+        results = (result,) if single else tuple(result)
+        specs = self._specs
+        if specs is None or any(local.dtype is not spec.dtype for local, spec in zip(results, specs, strict=True)):
+            if len(results) != len(outputs):
+                raise ShardingRuleError(f"a rule told of {len(outputs)} outputs, but the op gave {len(results)}.")
+            tensors = get_platform().tensors
+            specs = tuple(
+                spec_of(
+                    layout,
+                    tuple(own if size is None else size for own, size in zip(tensors.shape(local), sizes, strict=True)),
+                    tensors.dtype(local),
+                )
+                for local, (layout, sizes) in zip(results, outputs, strict=True)
+            )
+            self._specs = specs
+        wrapped = [_new_dtensor(_DTensor, local, spec) for local, spec in zip(results, specs, strict=True)]
+        if single:
+            return wrapped[0]
+        return type(result)(wrapped)  # a tuple, a list, or a named tuple of the framework
+
+
+class SkipDTensorDispatch:
+    """Inside this context ops on DTensors run on the local tensors and give plain local tensors, with no rule at all.
+
+    For code that knows what it does with the parts, such as an optimizer step that is purely local.
+    """
+
+    def __enter__(self) -> SkipDTensorDispatch:
+        self._token = _skip.set(True)
+        dispatch_cache_clear()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        _skip.reset(self._token)
+
+
+def dispatch_cache_info() -> DispatchCacheInfo:
+    """Misses and size of the cache of op plans; hits are not counted, they are the hot path."""
+    return DispatchCacheInfo(_misses, len(_plans))
+
+
+def dispatch_cache_clear() -> None:
+    """Forget all op plans (they hold process groups)."""
+    global _misses
+    _plans.clear()
+    _misses = 0
+
+
+on_destroy(dispatch_cache_clear)
+
+
+# -- the first call of a kind ---------------------------------------------------------------------------------------
+
+
+def _first_time(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> Any:
+    global _DTensor, _new_dtensor, _misses
+    _DTensor, _new_dtensor = dtensor_type(), get_platform().new_dtensor
+    ops = get_platform().ops
+    handler = ops.handler(function)
+    if handler is not None:
+        return handler(*args, **kwargs)
+    if _skip.get():
+        operands: list[Any] = []
+        _collect(args, operands)
+        _collect(kwargs, operands)
+        locals_ = iter([operand._local for operand in operands])
+        return function(*_replace(args, locals_), **_replace(kwargs, locals_))
+    named = ops.canonical(function)
+    name, inplace = named if named is not None else (getattr(function, "__name__", str(function)), False)
+    rule = find_rule(function, name)
+    if rule is None:
+        return _fall_back(function, name, args, kwargs, None)
+    if rule.decomposed:
+        if inplace:
+            raise ShardingRuleError(f"{name}_ in place has no rule on DTensors; write x.copy_(x.{name}(...)).")
+        bound = ops.bind(args, kwargs, rule.parameters)
+        known = {parameter.lstrip("*") for parameter in rule.parameters}
+        positional = [bound.pop(rule.parameters[0])]
+        return rule.function(*positional, **{n: v for n, v in bound.items() if n in known})
+    if rule.sees_floats and function not in _sees_floats:
+        _sees_floats.add(function)
+        return dispatch(function, args, kwargs)
+    _misses += 1
+    _refuse_plain_tensors(name, args, kwargs)
+    call, nested = _read(rule, name, inplace, args, kwargs)
+    try:
+        strategy = rule.function(call)
+    except ShardingRuleError as error:
+        if inplace:
+            raise
+        return _fall_back(function, name, args, kwargs, error)
+    active = frozenset(axis for layout in strategy.layouts for axis in layout.active_axes)
+    vary = tuple(
+        () if index in strategy.complete else tuple(sorted(active - layout.active_axes))
+        for index, layout in enumerate(strategy.layouts)
+    )
+    plan = OpPlan(strategy, call, vary, nested)
+    if key is not None:
+        if len(_plans) >= _MAX_PLANS:
+            _plans.clear()
+        _plans[key] = plan
+    return plan.run(function, args, kwargs)
+
+
+def _read(
+    rule: Rule, name: str, inplace: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[OpCall, bool]:
+    """The call as its rule sees it, and whether tensors lie in lists or keywords."""
+    operands: list[Any] = []
+    _collect(args, operands)
+    _collect(kwargs, operands)
+    bound = get_platform().ops.bind(args, kwargs, rule.parameters)
+    arguments = {parameter: _visible(value, rule.sees_floats) for parameter, value in bound.items()}
+    nested = len(operands) != sum(type(value) is _DTensor for value in args)
+    return OpCall(name, arguments, tuple(operand._spec for operand in operands), inplace), nested
+
+
+def _fall_back(
+    function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], reason: HyperParallelError | None
+) -> Any:
+    """The framework's own distributed op library, told of once per op; or an error that says what to do."""
+    operands: list[Any] = []
+    _collect(args, operands)
+    _collect(kwargs, operands)
+    layouts = ", ".join(f"{tuple(operand.shape)} {operand.layout}" for operand in operands)
+    why = f"{name} has no sharding rule" if reason is None else str(reason)
+    remedy = f"Register one with register_sharding_rule({name!r}, ...)"
+    near = nearest_names(name)
+    if near:
+        remedy += f" (nearest names: {', '.join(near)})"
+    try:
+        _refuse_plain_tensors(name, args, kwargs)
+        result = get_platform().fallback(function, args, kwargs, _from_native)
+    except HyperParallelError as error:
+        raise ShardingRuleError(f"{why}, and it can't run as the framework's own distributed op: {error} Operands: {layouts}. {remedy}.") from error
+    except Exception as error:
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ShardingRuleError(
+            f"{why}, and the framework's own distributed op refused it ({type(error).__name__}: {text}). Operands: {layouts}. "
+            f"{remedy}, or call it on .to_local() / .full_tensor()."
+        ) from error
+    if result is NotImplemented:
+        raise ShardingRuleError(f"{why}. Operands: {layouts}. {remedy}, or call it on .to_local() / .full_tensor().")
+    if name not in _told:
+        _told.add(name)
+        _logger.info("%s: runs as the framework's own distributed op. Operands: %s", why, layouts)
+    return result
+
+
+def _from_native(local: Any, mesh: Any, placements: Any, shape: tuple[int, ...]) -> Any:
+    layout: Layout = from_placements(as_mesh(mesh), placements, len(shape))
+    return DTensorMethods.from_local(local, layout, shape=shape)
+
+
+def _refuse_plain_tensors(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A plain tensor among DTensors has no layout; only a number in tensor's clothing (0-d, no gradient) may pass."""
+    is_tensor = get_platform().tensors.is_tensor
+
+    def check(value: Any) -> None:
+        if type(value) in (list, tuple):
+            for item in value:
+                check(item)
+        elif is_tensor(value) and type(value) is not _DTensor:
+            if value.ndim or value.requires_grad:
+                raise LayoutError(
+                    f"{name} got a plain tensor of shape {tuple(value.shape)} among DTensors. Say how it lies: "
+                    f"distribute_tensor(t, mesh, placements) if it is the global value, DTensor.from_local(t, mesh, placements) if "
+                    f"it is this rank's part, or distribute_module(module, mesh) for parameters and buffers of a module."
+                )
+
+    for value in (*args, *kwargs.values()):
+        check(value)
+
+
+# -- arguments ------------------------------------------------------------------------------------------------------
+
+
+def _key(value: Any) -> Any:
+    kind = type(value)
+    if kind is _DTensor:
+        return value._spec
+    if kind is float:
+        return float
+    if kind is list or kind is tuple:
+        return (kind, *map(_key, value))
+    if kind is slice:
+        return (slice, value.start, value.stop, value.step)
+    if isinstance(value, DTensorMethods):
+        raise TypeError  # a subclass, or the first call before the class is known: no cached plan
+    return (kind, value) if not hasattr(value, "shape") else (kind, tuple(value.shape), value.dtype, value.requires_grad)
+
+
+def _kwargs_key(kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple([(name, _key(value)) for name, value in kwargs.items()])
+
+
+def _floats(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[float, ...]:
+    found: list[float] = []
+
+    def visit(value: Any) -> None:
+        if type(value) is float:
+            found.append(value)
+        elif type(value) in (list, tuple):
+            for item in value:
+                visit(item)
+
+    for value in (*args, *(kwargs or {}).values()):
+        visit(value)
+    return tuple(found)
+
+
+def _visible(value: Any, sees_floats: bool) -> Any:
+    kind = type(value)
+    if kind is _DTensor:
+        return value._spec
+    if kind is float and not sees_floats:
+        return float
+    if kind is list or kind is tuple:
+        return kind(_visible(item, sees_floats) for item in value)
+    return value
+
+
+def _collect(value: Any, into: list[Any]) -> None:
+    kind = type(value)
+    if kind is _DTensor:
+        into.append(value)
+    elif kind is list or kind is tuple:
+        for item in value:
+            _collect(item, into)
+    elif kind is dict:
+        for item in value.values():
+            _collect(item, into)
+
+
+def _replace(value: Any, locals_: Any) -> Any:
+    kind = type(value)
+    if kind is _DTensor:
+        return next(locals_)
+    if kind is list or kind is tuple:
+        return kind(_replace(item, locals_) for item in value)
+    if kind is dict:
+        return {name: _replace(item, locals_) for name, item in value.items()}
+    return value
+
+
+def _written(target: Any) -> Any:
+    """What an in-place op returns, after forgetting what was remembered of the tensors it wrote to."""
+    if type(target) in (list, tuple):
+        for tensor in target:
+            if type(tensor) is _DTensor:
+                tensor._forget()
+        return None
+    target._forget()
+    return target
+
+
+_new_dtensor: Callable[[type, Any, Any], Any]

@@ -1,0 +1,108 @@
+"""How torch spells ops: from an intercepted function to its canonical name, and its arguments by canonical names.
+
+Nearly all names are torch's own; the tables below hold only what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hp_core.platform.torch.dtensor import handler_of
+from hp_core.platform.torch.local_ops import LOCAL_OPS
+
+__all__ = ["TorchOps"]
+
+_ALIASES = {
+    "absolute": "abs", "arccos": "acos", "arcsin": "asin", "arctan": "atan", "arctan2": "atan2", "clip": "clamp",
+    "concat": "cat", "concatenate": "cat", "divide": "div", "true_divide": "div", "truediv": "div", "rtruediv": "rdiv",
+    "rdiv": "rdiv", "fix": "trunc", "greater": "gt", "greater_equal": "ge", "less": "lt", "less_equal": "le",
+    "moveaxis": "movedim", "multiply": "mul", "negative": "neg", "not_equal": "ne", "subtract": "sub",
+    "swapaxes": "transpose", "swapdims": "transpose", "invert": "bitwise_not", "and": "bitwise_and", "or": "bitwise_or",
+    "xor": "bitwise_xor", "radd": "add", "rmul": "mul", "rpow": "rpow", "iadd": "add_", "isub": "sub_", "imul": "mul_",
+    "itruediv": "div_", "floordiv": "floor_divide", "mod": "remainder", "conj_physical": "conj", "special_expit": "sigmoid",
+    "ger": "outer",
+}  # fmt: skip
+"""Other spellings of one op; dunder underscores are taken off first."""
+
+_PARAMETER_ALIASES = {
+    "axis": "dim", "self": "input", "x": "input", "split_size_or_sections": "split_size", "size": "shape", "dim1": "dim1",
+    "mat2": "other", "mat": "other", "vec": "other", "exponent": "other", "mat1": "batch1", "vec1": "input",
+}  # fmt: skip
+"""Keyword spellings of one parameter, tried when the rule doesn't know the given name."""
+
+_CASTS = {
+    "float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16, "int": torch.int32,
+    "long": torch.int64, "short": torch.int16, "bool": torch.bool,
+}  # fmt: skip
+
+_PROPERTIES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
+"""Attributes that are ops."""
+
+
+class TorchOps:
+    """See `hp_core.platform.protocol.Ops`."""
+
+    named_dtypes = _CASTS
+
+    def canonical(self, function: Any) -> tuple[str, bool] | None:
+        """Canonical name of an intercepted function and whether it writes in place; None for what is no op."""
+        name = getattr(function, "__name__", None)
+        if name == "__get__":
+            name = function.__self__.__name__
+            return (name, False) if name in _PROPERTIES else None
+        if name is None:
+            return None
+        if name.startswith("__") and name.endswith("__"):
+            name = name[2:-2]
+        elif name.startswith("linalg_"):
+            name = name.removeprefix("linalg_")
+        name = _ALIASES.get(name, name)
+        inplace = name.endswith("_") and not name.startswith("__")
+        if inplace:
+            name = _ALIASES.get(name[:-1], name[:-1])
+        return name, inplace or name.startswith("_fused_")
+
+    def handler(self, function: Any) -> Callable[..., Any] | None:
+        """What answers a function that is no op on values: metadata, autograd, Python's own protocols."""
+        return handler_of(function)
+
+    def bind(
+        self, args: Sequence[Any], kwargs: dict[str, Any], parameters: Sequence[str]
+    ) -> dict[str, Any]:
+        """The call's arguments by canonical names; a parameter "*name" takes all remaining positional ones."""
+        bound: dict[str, Any] = {}
+        names = [name.lstrip("*") for name in parameters]
+        for position, name in enumerate(parameters):
+            if name.startswith("*"):
+                if position < len(args):
+                    bound[names[position]] = tuple(args[position:])
+                break
+            if position < len(args):
+                bound[name] = args[position]
+        for name, value in kwargs.items():
+            if name not in names:
+                alias = _PARAMETER_ALIASES.get(name, name)
+                if alias not in names and alias in ("input", "other"):
+                    alias = name
+                name = alias
+            starred = f"*{name}" in parameters
+            bound[name] = tuple(value) if starred and isinstance(value, (tuple, list)) else value
+        if "dtype" in parameters and not isinstance(bound.get("dtype"), (torch.dtype, type(None))):
+            self._read_to(bound, args)
+        return bound
+
+    def local(self, name: str) -> Callable[..., Any]:
+        """The local implementation of this name."""
+        return LOCAL_OPS[name]
+
+    def _read_to(self, bound: dict[str, Any], args: Sequence[Any]) -> None:
+        """`to(other)`, `to(device)`, `to(device, dtype)`: find the element type among what was given."""
+        given = [bound.pop("dtype"), *args[2:]]
+        for value in given:
+            if isinstance(value, torch.Tensor):
+                bound["dtype"] = value.dtype
+            elif isinstance(value, torch.dtype):
+                bound["dtype"] = value
