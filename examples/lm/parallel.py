@@ -46,10 +46,10 @@ def mesh_of_this_job(config: RunConfig) -> Iterator[DeviceMesh | None]:
     if launched_world_size() is None:
         yield None
         return
-    if config.device != "cpu":
-        torch.get_device_module(config.device).set_device(int(os.environ.get("LOCAL_RANK", "0")))
     init_process_group({"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}[config.device])
     try:
+        if config.device != "cpu":
+            torch.get_device_module(config.device).set_device(int(os.environ.get("LOCAL_RANK", "0")))
         yield build_mesh(config)
     finally:
         destroy_process_group()
@@ -57,10 +57,8 @@ def mesh_of_this_job(config: RunConfig) -> Iterator[DeviceMesh | None]:
 
 def build_mesh(config: RunConfig) -> DeviceMesh:
     """The mesh that the run asks for. The process group must be open."""
-    axes = config.mesh
-    return init_device_mesh(
-        config.device, tuple(size for _, size in axes), mesh_dim_names=tuple(axis for axis, _ in axes)
-    )
+    axes, sizes = zip(*config.mesh, strict=True)
+    return init_device_mesh(config.device, sizes, mesh_dim_names=axes)
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:

@@ -240,7 +240,8 @@ def test_neighbours_seeds_and_offsets_are_uncorrelated() -> None:
     count = 100_000
 
     def normal(seed: int, offset: int) -> torch.Tensor:
-        return normal_from_words(philox_words(torch.arange(count), seed, offset), TorchOps())
+        values: torch.Tensor = normal_from_words(philox_words(torch.arange(count), seed, offset), TorchOps())
+        return values
 
     base = normal(0, 0)
     for other in (base.roll(1), normal(1, 0), normal(0, 1)):

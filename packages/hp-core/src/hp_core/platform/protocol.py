@@ -228,6 +228,9 @@ class TensorTools(Protocol):
     def scale_(self, tensor: Tensor, factor: float) -> Tensor:
         """Multiply in place."""
 
+    def is_meta(self, tensor: Tensor) -> bool:
+        """Whether it has no storage."""
+
     def tie_count(self, tensor: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """`(tensor == value)` and the same as numbers, both in the dtype of `tensor`."""
 
@@ -298,6 +301,9 @@ class ModuleTools(Protocol):
 
     def set_parameter(self, module: Any, name: str, value: Tensor) -> None:
         """Replace a parameter, keeping whether it requires a gradient."""
+
+    def tie_parameter(self, module: Any, name: str, value: Tensor) -> None:
+        """Make a parameter the very one given."""
 
     def set_buffer(self, module: Any, name: str, value: Tensor) -> None:
         """Replace a buffer."""

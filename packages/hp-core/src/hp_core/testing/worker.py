@@ -10,6 +10,7 @@ import faulthandler
 import os
 import pickle
 import queue
+import shutil
 import signal
 import sys
 import threading
@@ -40,18 +41,20 @@ def main(pipe: int, stack_file: str) -> None:
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     connection = Connection(pipe)
     requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(connection, requests), name="pipe", daemon=True).start()
+    threading.Thread(target=_read, args=(connection, requests, stack_file), name="pipe", daemon=True).start()
     while not isinstance(request := requests.get(), Stop):
         connection.send(_prepare(request) if isinstance(request, Prepare) else _call(request))
     _leave_group()
 
 
-def _read(connection: Connection[Any, Any], requests: queue.SimpleQueue[Request]) -> None:
+def _read(connection: Connection[Any, Any], requests: queue.SimpleQueue[Request], stack_file: str) -> None:
     try:
         while True:
             requests.put(connection.recv())
     except (EOFError, OSError):
-        # The parent is gone without a word. The main thread may hang in a collective, so no orderly end from here.
+        # The parent is gone without a word, and can't remove the pool's folder any more. The main thread may hang in a
+        # collective, so there is no orderly end from here.
+        shutil.rmtree(os.path.dirname(stack_file), ignore_errors=True)
         os._exit(1)
 
 

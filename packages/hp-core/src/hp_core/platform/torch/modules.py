@@ -44,6 +44,10 @@ class TorchModuleTools:
         requires_grad = value.is_floating_point() if old is None else old.requires_grad
         module.register_parameter(name, nn.Parameter(value, requires_grad=requires_grad))
 
+    def tie_parameter(self, module: nn.Module, name: str, value: Any) -> None:
+        """Make a parameter the very one given."""
+        module.register_parameter(name, value)
+
     def set_buffer(self, module: nn.Module, name: str, value: Any) -> None:
         """Replace a buffer, keeping whether it is saved."""
         module._buffers[name] = value

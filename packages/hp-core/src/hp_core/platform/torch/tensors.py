@@ -84,6 +84,10 @@ class TorchTensorTools:
         """Multiply in place."""
         return tensor.mul_(factor)
 
+    def is_meta(self, tensor: torch.Tensor) -> bool:
+        """Whether it has no storage."""
+        return tensor.is_meta
+
     def tie_count(self, tensor: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Where `tensor` equals `value`, as numbers, and a copy to be summed over ranks."""
         mask = (tensor == value).to(tensor.dtype)
