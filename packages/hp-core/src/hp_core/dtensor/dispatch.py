@@ -180,7 +180,9 @@ on_destroy(dispatch_cache_clear)
 
 def _first_time(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> Any:
     global _DTensor, _new_dtensor, _misses
-    _DTensor, _new_dtensor = dtensor_type(), get_platform().new_dtensor
+    if _DTensor is DTensorMethods:  # the first call of all: its key didn't know the class yet
+        _DTensor, _new_dtensor = dtensor_type(), get_platform().new_dtensor
+        return dispatch(function, args, kwargs)
     ops = get_platform().ops
     handler = ops.handler(function)
     if handler is not None:

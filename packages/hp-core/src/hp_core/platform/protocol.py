@@ -68,6 +68,9 @@ class Work(Protocol):
 class Event(Protocol):
     """A point in a stream's order."""
 
+    def record(self, stream: Any = None) -> None:
+        """Mark the point that `stream` (default: the current one) has been given work up to."""
+
     def query(self) -> bool:
         """Whether the stream has passed it."""
 
@@ -81,8 +84,17 @@ class Event(Protocol):
 class Stream(Protocol):
     """Work that runs in order, beside other streams."""
 
-    def record_event(self) -> Event:
+    def submit(self, fn: Callable[[], object]) -> None:
+        """Queue a piece of work."""
+
+    def record_event(self, event: Any = None) -> Event:
         """An event that completes when the work queued so far has."""
+
+    def wait_stream(self, stream: Any) -> None:
+        """Work queued from now on waits for what is queued on `stream` now."""
+
+    def query(self) -> bool:
+        """Whether all queued work is done."""
 
     def wait_event(self, event: Any) -> None:
         """Work queued from now on waits for `event`."""
@@ -197,6 +209,24 @@ class TensorTools(Protocol):
 
     def is_floating(self, dtype: DType) -> bool:
         """Whether the element type is floating point or complex."""
+
+    def dtype_name(self, dtype: DType) -> str:
+        """ "float32", "int64", ..."""
+
+    def dtype_of_name(self, name: str) -> DType:
+        """The element type called so."""
+
+    def arange(self, start: int, stop: int, like: Tensor) -> Tensor:
+        """The int64 numbers start, ..., stop - 1, on the device of `like`."""
+
+    def to_float64(self, tensor: Tensor) -> Tensor:
+        """Integers as float64."""
+
+    def sqrt(self, tensor: Tensor) -> Tensor:
+        """Square roots, to the last bit or nearly."""
+
+    def full(self, shape: Sequence[int], value: Any, dtype: DType, device_type: str | None) -> Tensor:
+        """Filled with one value (None: uninitialised), on a device of this type (None: the platform's own)."""
 
     def empty(self, shape: Sequence[int], like: Tensor) -> Tensor:
         """Uninitialised, on the device and of the dtype of `like`."""
@@ -325,6 +355,9 @@ class Platform(Protocol):
     autograd: Autograd
     ops: Ops
     modules: ModuleTools
+
+    def new_stream(self) -> Stream:
+        """A stream that runs beside the current one: a device stream, or a worker thread on the CPU."""
 
     def define_dtensor(self, dispatch: Callable[..., Any], methods: type) -> type:
         """The framework's tensor subclass, given the dispatcher (the ground knows nothing of the roof)."""

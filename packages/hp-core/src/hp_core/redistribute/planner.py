@@ -36,7 +36,7 @@ _ATTOSECONDS = 10**18
 _SMALL_GRAPH = 300
 """Graphs of up to so many states (three axes, four dims) are always searched to the end, which proves the plan optimal."""
 
-_MOST_MOVES = 2000
+_MOST_MOVES = 1000
 """In larger graphs a plan better than the first good one is looked for among so many moves."""
 
 
@@ -263,7 +263,7 @@ class _Problem:
             self.cuts.longest(dim, old) if not self.cuts.is_ragged((*old, 0)[0]) else 0
             for dim, old in enumerate(self.start.dims)
         ]
-        longest = pieces.index(max(pieces))
+        longest = pieces.index(max(pieces)) if pieces else None  # a scalar has no dim to cut
         useful = []
         for dim, (old, new) in enumerate(zip(self.start.dims, self.goal.dims, strict=True)):
             keep = len(fixed[dim])

@@ -160,11 +160,11 @@ class TorchCollectives:
             return None
         options = ScatterOptions()
         options.rootRank = _position(source_rank, group)
-        sends = [[]] if pieces is None else [list(pieces)]
+        sends: list[list[torch.Tensor]] = [] if pieces is None else [list(pieces)]
         if active_logs:
             _record("scatter", 0 if pieces is None else (group.size - 1) * output.nbytes, group, output)
         if output.dtype not in _EVERYWHERE:
-            output, sends = _as_bytes(output), [[_as_bytes(piece) for piece in sends[0]]]
+            output, sends = _as_bytes(output), [[_as_bytes(piece) for piece in rank] for rank in sends]
         return _finish(native.scatter([output], sends, options), "scatter", group, async_op)
 
     def send(self, tensor: torch.Tensor, peer: int, group: Group, async_op: bool = False) -> Work | None:

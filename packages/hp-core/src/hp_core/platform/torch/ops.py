@@ -23,7 +23,7 @@ _ALIASES = {
     "swapaxes": "transpose", "swapdims": "transpose", "invert": "bitwise_not", "and": "bitwise_and", "or": "bitwise_or",
     "xor": "bitwise_xor", "radd": "add", "rmul": "mul", "rpow": "rpow", "iadd": "add_", "isub": "sub_", "imul": "mul_",
     "itruediv": "div_", "floordiv": "floor_divide", "mod": "remainder", "conj_physical": "conj", "special_expit": "sigmoid",
-    "ger": "outer",
+    "ger": "outer", "log_sigmoid": "logsigmoid",
 }  # fmt: skip
 """Other spellings of one op; dunder underscores are taken off first."""
 

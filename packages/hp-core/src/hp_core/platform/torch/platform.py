@@ -18,6 +18,7 @@ from hp_core.platform.torch.interop import fallback, mesh_to_native
 from hp_core.platform.torch.modules import TorchModuleTools
 from hp_core.platform.torch.ops import TorchOps
 from hp_core.platform.torch.processes import TorchProcesses
+from hp_core.platform.torch.streams import CpuStream
 from hp_core.platform.torch.tensors import TorchTensorTools
 
 __all__ = ["TorchPlatform", "create_platform"]
@@ -36,6 +37,11 @@ class TorchPlatform:
         self.ops = TorchOps()
         self.modules = TorchModuleTools()
         self.new_dtensor = new_dtensor
+
+    def new_stream(self) -> Any:
+        """A device stream, or a worker thread on the CPU."""
+        device = self.processes.device_type
+        return CpuStream() if device == "cpu" else getattr(torch, device).Stream()
 
     def define_dtensor(self, dispatch: Callable[..., Any], methods: type) -> type:
         """The DTensor class, given the dispatcher and the framework-neutral methods."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -40,6 +41,38 @@ class TorchTensorTools:
     def is_floating(self, dtype: torch.dtype) -> bool:
         """Whether the element type is floating point or complex."""
         return dtype.is_floating_point or dtype.is_complex
+
+    def dtype_name(self, dtype: torch.dtype) -> str:
+        """ "float32", "int64", ..."""
+        return str(dtype).removeprefix("torch.")
+
+    def dtype_of_name(self, name: str) -> torch.dtype:
+        """The element type called so."""
+        return getattr(torch, name)  # type: ignore[no-any-return]
+
+    def arange(self, start: int, stop: int, like: torch.Tensor) -> torch.Tensor:
+        """The int64 numbers start, ..., stop - 1."""
+        return torch.arange(start, stop, dtype=torch.int64, device=like.device)
+
+    def to_float64(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Integers as float64."""
+        return tensor.to(torch.float64)
+
+    def sqrt(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Square roots."""
+        return tensor.sqrt()
+
+    def full(
+        self, shape: Sequence[int], value: Any, dtype: torch.dtype | None, device_type: str | None
+    ) -> torch.Tensor:
+        """Filled with one value, or uninitialised; inside a `torch.device` context, on that context's device."""
+        context = torch.get_default_device()
+        device = context if context.type == "meta" else torch.device(device_type or self.device_type)
+        if value is None:
+            return torch.empty(shape, dtype=dtype, device=device)
+        if dtype is None and type(value) is int:
+            dtype = torch.get_default_dtype()
+        return torch.full(shape, value, dtype=dtype, device=device)
 
     def empty(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
         """Uninitialised, of the dtype and on the device of `like`."""

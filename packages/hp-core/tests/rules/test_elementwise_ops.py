@@ -1,0 +1,218 @@
+"""Elementwise ops, broadcasting, scalars, casts and in-place writes, in every layout, against dense.
+
+See `conftest.py` for how a case is read and what is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+RANKS = pytest.mark.parametrize("ranks", [2, 4])
+
+UNARY = {
+    F: "relu relu6 gelu silu mish logsigmoid hardsigmoid hardswish hardtanh tanhshrink softplus softsign elu selu celu leaky_relu",
+    torch: (
+        "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square abs reciprocal sin cos tan asin acos atan sinh cosh asinh "
+        "atanh erf erfc erfinv lgamma digamma sign sgn floor ceil round trunc frac isnan isinf isfinite signbit sigmoid "
+        "tanh logical_not deg2rad rad2deg sinc logit neg positive clone absolute"
+    ),
+}
+BINARY = "add sub mul div pow maximum minimum fmax fmin atan2 hypot copysign xlogy logaddexp eq ne lt le gt ge remainder fmod"
+SHAPES = "p:5x3 p:5x3;p:5x3 p:3;p:3 p:4x3;p:5x1 p:1x3;p:2x1x3 p:4x1;p:5x3 p:-;p:1 p:5x3"
+
+
+def named(module: object, names: str, operands: str) -> list[tuple[str, Callable[..., object], str]]:
+    return [(name, getattr(module, name), operands) for name in names.split()]
+
+
+@RANKS
+def test_unary(check_ops: Callable[..., None], ranks: int) -> None:
+    check_ops(ranks, [("", lambda x: x.relu(), "4x6"), *named(F, UNARY[F], "5x3"), *named(torch, UNARY[torch], "u:5x3")])
+
+
+@RANKS
+def test_unary_on_scalars_and_other_sizes(check_ops: Callable[..., None], ranks: int) -> None:
+    check_ops(
+        ranks,
+        [
+            ("relu", lambda x: x.relu(), "-;1;4;5;1x3;2x4x3"),
+            ("neg", lambda x: -x, "-;1;4;5;1x3;2x4x3"),
+            ("abs", lambda x: abs(x), "5x3"),
+            ("clamp", lambda x: x.clamp(-0.3, 0.4), "5x3"),
+            ("clamp keywords", lambda x: x.clamp(min=-0.3), "5x3"),
+            ("clamp by tensors", lambda x, low, high: torch.clamp(x, low, high), "5x3 f:3 p:5x3"),
+            ("clip", lambda x: x.clip(max=0.2), "5x3"),
+            ("gelu tanh", lambda x: F.gelu(x, approximate="tanh"), "5x3"),
+            ("round decimals", lambda x: x.round(decimals=1), "5x3"),
+            ("nan_to_num", lambda x: x.log().nan_to_num(0.5), "p:5x3"),
+            ("threshold", lambda x: F.threshold(x, 0.1, 0.5), "5x3"),
+            ("softplus", lambda x: F.softplus(x, beta=2.0), "5x3"),
+            ("contiguous", lambda x: x.contiguous(), "5x3"),
+        ],
+    )
+
+
+@RANKS
+def test_binary_and_broadcasting(check_ops: Callable[..., None], ranks: int) -> None:
+    first = ("", lambda x, y: x + y, SHAPES)
+    check_ops(ranks, [first, *named(torch, BINARY, "p:5x3 p:3;p:5x1 p:1x3;p:4x6 p:4x6")])
+
+
+@RANKS
+def test_operators(check_ops: Callable[..., None], ranks: int) -> None:
+    check_ops(
+        ranks,
+        [
+            ("add", lambda x, y: x + y, SHAPES),
+            ("sub", lambda x, y: x - y, SHAPES),
+            ("mul", lambda x, y: x * y, SHAPES),
+            ("div", lambda x, y: x / y, SHAPES),
+            ("pow", lambda x, y: x**y, "p:5x3 p:3"),
+            ("add alpha", lambda x, y: torch.add(x, y, alpha=3), "5x3 3"),
+            ("sub alpha", lambda x, y: torch.sub(x, y, alpha=0.5), "5x3 3"),
+            ("rsub", lambda x, y: torch.rsub(x, y, alpha=2), "5x3 5x3"),
+            ("same operand twice", lambda x: x * x + x, "5x3"),
+            ("three terms", lambda x, y, z: x * y + z, "5x3 3 5x3"),
+            ("div rounded", lambda x, y: torch.div(x, y, rounding_mode="floor"), "5x3 p:5x3"),
+            ("floor_divide", lambda x, y: x // y, "n:5x3 p:5x3"),
+            ("remainder", lambda x, y: x % y, "n:5x3 p:5x3"),
+            ("isclose", lambda x, y: torch.isclose(x, y, rtol=0.5), "5x3 5x3"),
+            ("compare", lambda x, y: (x > y, x <= y, x == y, x != y), "5x3 3"),
+        ],
+    )
+
+
+@RANKS
+def test_numbers_on_both_sides(check_ops: Callable[..., None], ranks: int) -> None:
+    check_ops(
+        ranks,
+        [
+            ("x+2", lambda x: x + 2, "5x3;-"),
+            ("2+x", lambda x: 2 + x, "5x3"),
+            ("x-1.5", lambda x: x - 1.5, "5x3"),
+            ("1.5-x", lambda x: 1.5 - x, "5x3"),
+            ("x*2.5", lambda x: x * 2.5, "5x3;-"),
+            ("2.5*x", lambda x: 2.5 * x, "5x3"),
+            ("x/3", lambda x: x / 3, "5x3"),
+            ("3/x", lambda x: 3 / x, "p:5x3"),
+            ("x//0.3", lambda x: x // 0.3, "n:5x3"),
+            ("1//x", lambda x: 1 // x, "n:5x3"),
+            ("x%0.3", lambda x: x % 0.3, "n:5x3"),
+            ("1%x", lambda x: 1 % x, "n:5x3"),
+            ("x**2", lambda x: x**2, "5x3"),
+            ("2**x", lambda x: 2**x, "5x3"),
+            ("x>0", lambda x: (x > 0, 0 > x, x == 0), "5x3"),
+            ("0-d plain tensor", lambda x: x * torch.tensor(2.0, dtype=torch.float64), "5x3"),
+            ("numbers by keyword", lambda x: torch.mul(input=x, other=3.0), "5x3"),
+        ],
+    )
+
+
+@RANKS
+def test_ternary(check_ops: Callable[..., None], ranks: int) -> None:
+    check_ops(
+        ranks,
+        [
+            ("where", lambda c, x, y: torch.where(c, x, y), "b:5x3 5x3 3"),
+            ("where broadcast", lambda c, x, y: torch.where(c, x, y), "b:5x1 1x3 5x3"),
+            ("where number", lambda c, x: torch.where(c, x, 0.5), "b:5x3 5x3"),
+            ("where number first", lambda c, x: torch.where(c, 0.5, x), "b:5x3 5x3"),
+            ("where method", lambda x, c, y: x.where(c, y), "5x3 b:5x3 5x3"),
+            ("masked_fill", lambda x, m: x.masked_fill(m, 0.5), "5x3 b:5x3;5x3 b:3;4x6 b:4x1"),
+            ("masked_fill -inf", lambda x, m: x.masked_fill(m, float("-inf")).exp(), "5x3 b:5x3"),
+            ("addcmul", lambda x, y, z: torch.addcmul(x, y, z, value=0.5), "5x3 5x3 3"),
+            ("addcdiv", lambda x, y, z: torch.addcdiv(x, y, z, value=0.5), "5x3 5x3 p:3"),
+            ("lerp", lambda x, y: torch.lerp(x, y, 0.3), "5x3 3"),
+            ("lerp weight", lambda x, y, w: torch.lerp(x, y, w), "5x3 5x3 3"),
+        ],
+    )
+
+
+@RANKS
+def test_integers_and_bools(check_ops: Callable[..., None], ranks: int) -> None:
+    check_ops(
+        ranks,
+        [
+            ("bitwise", lambda x, y: (x & y, x | y, x ^ y, ~x), "i9:5x3 i9:3"),
+            ("shift", lambda x, y: (x << y, x >> y), "i9:5x3 i3:3"),
+            ("bool", lambda x, y: (x & y, x | y, ~x, torch.logical_xor(x, y)), "b:5x3 b:3"),
+            ("integers", lambda x, y: (x + y, x * y, x - 2, x // 2, x / 2), "i9:5x3 i9:3"),
+            ("mixed", lambda x, y: x * y, "5x3 i9:3"),
+            ("mask", lambda x, m: x * m, "5x3 b:5x3"),
+        ],
+    )
+
+
+@RANKS
+def test_casts(check_ops: Callable[..., None], ranks: int) -> None:
+    check_ops(
+        ranks,
+        [
+            ("to same", lambda x: x.to(torch.float64), "5x3"),
+            ("to keyword", lambda x: x.to(dtype=torch.float64), "5x3"),
+            ("double", lambda x: x.double(), "5x3"),
+            ("double of int", lambda x: x.double(), "i9:5x3"),
+            ("long", lambda x: x.long(), "n:5x3"),
+            ("int", lambda x: (x * 10).int(), "n:5x3"),
+            ("bool", lambda x: x.bool(), "i2:5x3"),
+            ("type", lambda x: x.type(torch.int64), "n:5x3"),
+            ("type_as", lambda x, y: x.type_as(y), "i9:5x3 5x3"),
+            ("to other", lambda x, y: x.to(y), "i9:5x3 5x3"),
+            ("to device", lambda x: x.to("cpu"), "5x3"),
+            ("to device and dtype", lambda x: x.to("cpu", torch.int64), "n:5x3"),
+            ("long of float", lambda x: x.to(torch.int64, copy=True), "n:5x3"),
+        ],
+    )
+
+
+@RANKS
+def test_new_tensors(check_ops: Callable[..., None], ranks: int) -> None:
+    check_ops(
+        ranks,
+        [
+            ("zeros_like", lambda x: torch.zeros_like(x), "5x3"),
+            ("ones_like", lambda x: torch.ones_like(x, dtype=torch.int64), "5x3"),
+            ("full_like", lambda x: torch.full_like(x, 2.5), "5x3"),
+            ("used", lambda x: x + torch.ones_like(x), "5x3"),
+        ],
+    )
+
+
+@RANKS
+def test_in_place(check_ops: Callable[..., None], ranks: int) -> None:
+    check_ops(
+        ranks,
+        [
+            ("add_", lambda x, y: x.clone().add_(y), "5x3 5x3;5x3 3"),
+            ("add_ number", lambda x: x.clone().add_(2), "5x3"),
+            ("add_ alpha", lambda x, y: x.clone().add_(y, alpha=-0.5), "5x3 5x3"),
+            ("sub_", lambda x, y: x.clone().sub_(y), "5x3 3"),
+            ("mul_", lambda x, y: x.clone().mul_(y), "5x3 5x3;5x3 3"),
+            ("mul_ number", lambda x: x.clone().mul_(2.5), "5x3"),
+            ("div_", lambda x, y: x.clone().div_(y), "5x3 p:3"),
+            ("relu_", lambda x: x.clone().relu_(), "5x3"),
+            ("clamp_", lambda x: x.clone().clamp_(min=0.1), "5x3"),
+            ("exp_", lambda x: x.clone().exp_(), "5x3"),
+            ("zero_", lambda x: x.clone().zero_(), "5x3"),
+            ("fill_", lambda x: x.clone().fill_(2.5), "5x3"),
+            ("copy_", lambda x, y: x.clone().copy_(y), "5x3 5x3;5x3 3"),
+            ("masked_fill_", lambda x, m: x.clone().masked_fill_(m, 0.5), "5x3 b:5x3"),
+            ("lerp_", lambda x, y: x.clone().lerp_(y, 0.3), "5x3 5x3"),
+            ("addcmul_", lambda x, y, z: x.clone().addcmul_(y, z, value=0.5), "5x3 5x3 5x3"),
+            ("addcdiv_", lambda x, y, z: x.clone().addcdiv_(y, z, value=0.5), "5x3 5x3 p:5x3"),
+            ("inplace relu", lambda x: F.relu(x.clone(), inplace=True), "5x3"),
+            ("+=", _augmented, "5x3 5x3"),
+        ],
+    )
+
+
+def _augmented(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    result = x.clone()
+    result += y
+    result *= 2
+    result -= 0 * y
+    return result
