@@ -48,6 +48,8 @@ class Layout:
     dim_axes: DimAxes
     partials: Partials
     ragged: tuple[int, ...] | None
+    _placements: tuple[Placement, ...] | None
+    _sharded: frozenset[int]
 
     def __new__(
         cls, mesh_shape: Sequence[int], axis_names: Sequence[str], rank_list: Iterable[int] | None = None
@@ -60,7 +62,7 @@ class Layout:
         """The replicated layout on `mesh` (ours or torch's)."""
         return intern(as_mesh(mesh))
 
-    def __call__(self, *entries: str | None | tuple[str, ...] | Placement) -> Layout:
+    def __call__(self, *entries: str | tuple[str, ...] | Placement | None) -> Layout:
         """Lay out a tensor on this layout's mesh.
 
         Args:
@@ -271,7 +273,9 @@ def from_placements(mesh: DeviceMesh, placements: Sequence[Any], ndim: int | Non
         ndim: number of dims of the tensor; needed for negative dims.
     """
     if len(placements) != mesh.ndim:
-        raise LayoutError(f"{len(placements)} placements {_texts(placements)} for the {mesh.ndim} axes of {mesh!r}; give one per axis.")
+        raise LayoutError(
+            f"{len(placements)} placements {_texts(placements)} for the {mesh.ndim} axes of {mesh!r}; give one per axis."
+        )
     dims: dict[int, list[int]] = {}
     partials: list[tuple[int, str]] = []
     ragged = None
@@ -281,10 +285,14 @@ def from_placements(mesh: DeviceMesh, placements: Sequence[Any], ndim: int | Non
             dim = placement.dim
             if dim < 0:
                 if ndim is None:
-                    raise LayoutError(f"placement {placement} counts dims from the end; say so with a tensor, or use a dim >= 0.")
+                    raise LayoutError(
+                        f"placement {placement} counts dims from the end; say so with a tensor, or use a dim >= 0."
+                    )
                 dim += ndim
             if dim < 0 or (ndim is not None and dim >= ndim):
-                raise LayoutError(f"placement {placement} on axis {mesh.mesh_dim_names[axis]!r}: the tensor has {ndim} dims.")
+                raise LayoutError(
+                    f"placement {placement} on axis {mesh.mesh_dim_names[axis]!r}: the tensor has {ndim} dims."
+                )
             dims.setdefault(dim, []).append(axis)
         elif isinstance(placement, Partial):
             partials.append((axis, placement.reduce_op))

@@ -91,7 +91,10 @@ class BruteForce:
 
     def _primitives(self, old: Layout, new: Layout) -> Iterator[int]:
         """The costs of all primitives that lead from `old` to `new` in one step."""
-        cuts = [self._tokens(old, dim) for dim in range(self.ndim)], [self._tokens(new, dim) for dim in range(self.ndim)]
+        cuts = (
+            [self._tokens(old, dim) for dim in range(self.ndim)],
+            [self._tokens(new, dim) for dim in range(self.ndim)],
+        )
         axes_cut = [{axis for tokens in dims for axis, _ in tokens} for dims in cuts]
         grows = all(after[: len(before)] == before for before, after in zip(*cuts, strict=True))
         shrinks = all(before[: len(after)] == after for before, after in zip(*cuts, strict=True))
@@ -122,9 +125,7 @@ class BruteForce:
                 yield self._price((group - 1) * self._most(new) * self.itemsize, finished)
         elif was.items() < becomes.items():
             started = set(becomes) - set(was)
-            if cuts[0] == cuts[1]:  # scale
-                yield 0
-            elif shrinks and removed == started and set(becomes.values()) == {"sum"}:  # pad
+            if cuts[0] == cuts[1] or (shrinks and removed == started and set(becomes.values()) == {"sum"}):  # scale
                 yield 0
 
     def _tokens(self, layout: Layout, dim: int) -> list[tuple[int, object]]:

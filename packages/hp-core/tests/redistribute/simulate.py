@@ -74,7 +74,7 @@ def contributions(layout: Layout, full: Array, seed: int) -> Locals:
     rng = np.random.default_rng(seed)
     axes = [axis for axis, _ in layout.partials]
     places = coordinates(tuple(layout.mesh.shape[axis] for axis in axes))
-    parts = {place: full for place in places}
+    parts = dict.fromkeys(places, full)
     if axes:
         op = layout.partials[0][1]
         noise = {place: rng.integers(1, 50, full.shape).astype(float) for place in places}

@@ -167,7 +167,9 @@ class DTensorMethods:
         local = self._local
         target = spec_of(layout, spec.shape, spec.dtype)
         moved = redistribute_local(local, spec.layout, layout, spec.shape, spec.dtype, (), backward_dtype)
-        result = platform.new_dtensor(type(self), moved if moved is not local else platform.autograd.alias(local), target)
+        result = platform.new_dtensor(
+            type(self), moved if moved is not local else platform.autograd.alias(local), target
+        )
         if platform.autograd.needs_gradient(local) and _may_tie(spec.layout, layout) and backward_dtype is None:
             result._origin = Origin(local, spec.layout, platform.autograd.version(moved))
         return result  # type: ignore[no-any-return]
@@ -201,7 +203,12 @@ class DTensorMethods:
 
 
 def rebuild(
-    local: Tensor, layout: Layout, shape: tuple[int, ...], coordinate: tuple[int, ...], requires_grad: bool, is_parameter: bool
+    local: Tensor,
+    layout: Layout,
+    shape: tuple[int, ...],
+    coordinate: tuple[int, ...],
+    requires_grad: bool,
+    is_parameter: bool,
 ) -> Any:
     """Make a DTensor from its pickled parts, on the rank that it belongs to.
 
@@ -215,7 +222,11 @@ def rebuild(
             f"Load it on the rank that saved it, or use torch.distributed.checkpoint to change the layout."
         )
     tensor = DTensorMethods.from_local(local, layout, shape=shape)
-    return get_platform().modules.as_parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
+    return (
+        get_platform().modules.as_parameter(tensor, requires_grad)
+        if is_parameter
+        else tensor.requires_grad_(requires_grad)
+    )
 
 
 def _layout_arguments(mesh: DeviceMesh, given: Sequence[Placement] | Layout) -> tuple[Any, Any]:

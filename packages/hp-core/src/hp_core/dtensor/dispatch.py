@@ -40,19 +40,22 @@ _plans: dict[Any, OpPlan] = {}
 _misses = 0
 _sees_floats: set[Any] = set()
 _told: set[Any] = set()
+_skip_depth = 0  # how many contexts are open in any thread: the hot path asks the context variable only then
 _skip: ContextVar[bool] = ContextVar("skip_dtensor_dispatch", default=False)
-_DTensor: type = DTensorMethods  # until the class exists
+_DTensor: Any = DTensorMethods  # until the class exists
 
 
 def dispatch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
     """Run an intercepted function whose arguments hold DTensors."""
+    if _skip_depth and _skip.get():
+        return _on_locals(function, args, kwargs or {})
     try:
-        key = (function, *map(_key, args)) if not kwargs else (function, *map(_key, args), _kwargs_key(kwargs))
+        key: Any = (function, *map(_key, args)) if not kwargs else (function, *map(_key, args), _kwargs_key(kwargs))
         if function in _sees_floats:
             key = (key, _floats(args, kwargs))
         plan = _plans.get(key)
     except TypeError:  # an argument that can't be hashed: plan the call afresh
-        key = plan = None
+        key, plan = None, None
     if plan is not None:
         return plan.run(function, args, kwargs)
     return _first_time(function, args, kwargs or {}, key)
@@ -61,7 +64,7 @@ def dispatch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None
 class OpPlan:
     """How calls of one kind run: which operands move or vary, which local function, what the outputs are."""
 
-    __slots__ = ("_bound", "_inplace", "_local", "_moves", "_nested", "_outputs", "_specs")
+    __slots__ = ("_bound", "_inplace", "_local", "_moves", "_nested", "_outputs", "_spec", "_specs")
 
     def __init__(self, strategy: Strategy, call: OpCall, vary: tuple[tuple[int, ...], ...], nested: bool) -> None:
         moves = []
@@ -75,34 +78,36 @@ class OpPlan:
         self._inplace = call.inplace
         self._nested = nested
         self._outputs = strategy.outputs
-        self._specs: tuple[TensorSpec, ...] | None = None
+        self._spec: TensorSpec | None = None  # of the output, if it is one tensor
+        self._specs: tuple[TensorSpec, ...] | None = None  # of the outputs, if they are several
 
     def run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         """Run one call of this kind."""
-        if self._nested or kwargs:
-            return self._run_any(function, args, kwargs or {})
         cls = _DTensor
-        if self._moves or self._local is not None:
+        local = self._local
+        if self._nested or kwargs:
+            result = self._run_nested(function, args, kwargs or {})
+        elif not self._moves and local is None:
+            result = function(*[value._local if type(value) is cls else value for value in args])
+        else:
             operands = [value for value in args if type(value) is cls]
             locals_ = [value._local for value in operands]
             for index, layout, vary in self._moves:
                 locals_[index] = operand_local(operands[index], layout, vary)
-            if self._local is not None:
-                return self._wrap(self._local(*locals_, **self._bound), args)
-            remaining = iter(locals_)
-            result = function(*[next(remaining) if type(value) is cls else value for value in args])
-        else:
-            result = function(*[value._local if type(value) is cls else value for value in args])
+            if local is not None:
+                result = local(*locals_, **self._bound)
+            else:
+                remaining = iter(locals_)
+                result = function(*[next(remaining) if type(value) is cls else value for value in args])
         if self._inplace:
-            return _written(args[0])
-        specs = self._specs
-        if specs is not None and len(specs) == 1:
-            spec = specs[0]
-            if result.dtype is spec.dtype:
-                return _new_dtensor(cls, result, spec)
-        return self._wrap(result, args)
+            return _written(args[0] if args else next(iter(kwargs.values())))  # type: ignore[union-attr]
+        spec = self._spec
+        if spec is not None and result.dtype is spec.dtype:
+            return _new_dtensor(cls, result, spec)
+        return self._wrap(result)
 
-    def _run_any(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_nested(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Like the flat case, for tensors in lists and keywords."""
         operands: list[Any] = []
         _collect(args, operands)
         _collect(kwargs, operands)
@@ -110,25 +115,22 @@ class OpPlan:
         for index, layout, vary in self._moves:
             locals_[index] = operand_local(operands[index], layout, vary)
         if self._local is not None:
-            return self._wrap(self._local(*locals_, **self._bound), args)
+            return self._local(*locals_, **self._bound)
         remaining = iter(locals_)
         local_args = _replace(args, remaining)
-        result = function(*local_args, **_replace(kwargs, remaining))
-        if self._inplace:
-            return _written(args[0] if args else operands[0])
-        return self._wrap(result, args)
+        return function(*local_args, **_replace(kwargs, remaining))
 
-    def _wrap(self, result: Any, args: tuple[Any, ...]) -> Any:
+    def _wrap(self, result: Any) -> Any:
         """The DTensors of the local results."""
         outputs = self._outputs
         if not outputs:
             return result
         single = get_platform().tensors.is_tensor(result)
         results = (result,) if single else tuple(result)
+        if len(results) != len(outputs):
+            raise ShardingRuleError(f"a rule told of {len(outputs)} outputs, but the op gave {len(results)}.")
         specs = self._specs
         if specs is None or any(local.dtype is not spec.dtype for local, spec in zip(results, specs, strict=True)):
-            if len(results) != len(outputs):
-                raise ShardingRuleError(f"a rule told of {len(outputs)} outputs, but the op gave {len(results)}.")
             tensors = get_platform().tensors
             specs = tuple(
                 spec_of(
@@ -138,7 +140,10 @@ class OpPlan:
                 )
                 for local, (layout, sizes) in zip(results, outputs, strict=True)
             )
-            self._specs = specs
+            if single:
+                self._spec = specs[0]
+            else:
+                self._specs = specs
         wrapped = [_new_dtensor(_DTensor, local, spec) for local, spec in zip(results, specs, strict=True)]
         if single:
             return wrapped[0]
@@ -152,11 +157,14 @@ class SkipDTensorDispatch:
     """
 
     def __enter__(self) -> SkipDTensorDispatch:
+        global _skip_depth
         self._token = _skip.set(True)
-        dispatch_cache_clear()
+        _skip_depth += 1
         return self
 
     def __exit__(self, *_: Any) -> None:
+        global _skip_depth
+        _skip_depth -= 1
         _skip.reset(self._token)
 
 
@@ -187,12 +195,6 @@ def _first_time(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ke
     handler = ops.handler(function)
     if handler is not None:
         return handler(*args, **kwargs)
-    if _skip.get():
-        operands: list[Any] = []
-        _collect(args, operands)
-        _collect(kwargs, operands)
-        locals_ = iter([operand._local for operand in operands])
-        return function(*_replace(args, locals_), **_replace(kwargs, locals_))
     named = ops.canonical(function)
     name, inplace = named if named is not None else (getattr(function, "__name__", str(function)), False)
     rule = find_rule(function, name)
@@ -230,9 +232,17 @@ def _first_time(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ke
     return plan.run(function, args, kwargs)
 
 
-def _read(
-    rule: Rule, name: str, inplace: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[OpCall, bool]:
+def _on_locals(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The function on the local tensors, its result left plain."""
+    operands: list[Any] = []
+    _collect(args, operands)
+    _collect(kwargs, operands)
+    locals_ = iter([operand._local for operand in operands])
+    local_args = _replace(args, locals_)
+    return function(*local_args, **_replace(kwargs, locals_))
+
+
+def _read(rule: Rule, name: str, inplace: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[OpCall, bool]:
     """The call as its rule sees it, and whether tensors lie in lists or keywords."""
     operands: list[Any] = []
     _collect(args, operands)
@@ -260,7 +270,9 @@ def _fall_back(
         _refuse_plain_tensors(name, args, kwargs)
         result = get_platform().fallback(function, args, kwargs, _from_native)
     except HyperParallelError as error:
-        raise ShardingRuleError(f"{why}, and it can't run as the framework's own distributed op: {error} Operands: {layouts}. {remedy}.") from error
+        raise ShardingRuleError(
+            f"{why}, and it can't run as the framework's own distributed op: {error} Operands: {layouts}. {remedy}."
+        ) from error
     except Exception as error:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ShardingRuleError(
@@ -315,7 +327,9 @@ def _key(value: Any) -> Any:
         return (slice, value.start, value.stop, value.step)
     if isinstance(value, DTensorMethods):
         raise TypeError  # a subclass, or the first call before the class is known: no cached plan
-    return (kind, value) if not hasattr(value, "shape") else (kind, tuple(value.shape), value.dtype, value.requires_grad)
+    return (
+        (kind, value) if not hasattr(value, "shape") else (kind, tuple(value.shape), value.dtype, value.requires_grad)
+    )
 
 
 def _kwargs_key(kwargs: dict[str, Any]) -> tuple[Any, ...]:

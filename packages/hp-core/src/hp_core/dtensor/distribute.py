@@ -49,7 +49,9 @@ def distribute_tensor(
     cls = dtensor_type()
     platform = get_platform()
     shape = tuple(platform.tensors.shape(tensor))
-    target = layout_of(mesh_or_current(layout) if placements is not None or layout is None else layout, placements, len(shape))
+    target = layout_of(
+        mesh_or_current(layout) if placements is not None or layout is None else layout, placements, len(shape)
+    )
     if isinstance(tensor, cls):
         if tensor._spec.layout is target:  # type: ignore[attr-defined]
             return tensor  # type: ignore[return-value]
@@ -109,7 +111,9 @@ def distribute_module(
         replace_parameters(submodule, name, lambda _, __: replicated, src_data_rank, replaced)
         for buffer_name, buffer in modules.own_buffers(submodule):
             if not isinstance(buffer, dtensor_type()):
-                modules.set_buffer(submodule, buffer_name, distribute_tensor(buffer, replicated, src_data_rank=src_data_rank))
+                modules.set_buffer(
+                    submodule, buffer_name, distribute_tensor(buffer, replicated, src_data_rank=src_data_rank)
+                )
     if input_fn is not None:
         modules.hook_inputs(module, lambda args, kwargs: (_as_tuple(input_fn(module, args, mesh)), kwargs))
     if output_fn is not None:

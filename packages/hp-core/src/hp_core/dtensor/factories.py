@@ -42,7 +42,9 @@ def zeros(
         placements: one per mesh axis; default replicated.
         requires_grad: whether gradients are wanted.
     """
-    return full(size, 0, dtype=dtype, layout=layout, device_mesh=device_mesh, placements=placements, requires_grad=requires_grad)
+    return full(
+        size, 0, dtype=dtype, layout=layout, device_mesh=device_mesh, placements=placements, requires_grad=requires_grad
+    )
 
 
 def ones(
@@ -54,7 +56,9 @@ def ones(
     requires_grad: bool = False,
 ) -> DTensor:
     """A DTensor of ones; arguments as for `zeros`."""
-    return full(size, 1, dtype=dtype, layout=layout, device_mesh=device_mesh, placements=placements, requires_grad=requires_grad)
+    return full(
+        size, 1, dtype=dtype, layout=layout, device_mesh=device_mesh, placements=placements, requires_grad=requires_grad
+    )
 
 
 def empty(

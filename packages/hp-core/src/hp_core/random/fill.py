@@ -49,7 +49,9 @@ def random_like(empty: Tensor, layout: Layout, global_shape: tuple[int, ...], ki
     if name not in UNIFORM_BITS:
         raise LayoutError(f"random tensors are floating point ({', '.join(UNIFORM_BITS)}), not {name}.")
     seed, offset = next_offset()
-    index = global_indices(layout.bounds(global_shape), global_shape, lambda start, stop: tensors.arange(start, stop, empty))
+    index = global_indices(
+        layout.bounds(global_shape), global_shape, lambda start, stop: tensors.arange(start, stop, empty)
+    )
     flat_index, flat = tensors.reshape(index, (-1,)), tensors.reshape(empty, (-1,))
     count = tensors.shape(flat)[0]
     for start in range(0, count, _PIECE):

@@ -70,7 +70,8 @@ class Moves:
         for counts in product(*(range(len(axes) + 1) for axes in movable)):
             if any(counts):
                 stripped = tuple(
-                    tokens[: len(tokens) - count] if count else tokens for tokens, count in zip(dims, counts, strict=True)
+                    tokens[: len(tokens) - count] if count else tokens
+                    for tokens, count in zip(dims, counts, strict=True)
                 )
                 freed = tuple(sorted(axis for axes, n in zip(movable, counts, strict=True) if n for axis in axes[-n:]))
                 yield AllGather, freed, State(stripped, pending, op)
@@ -142,16 +143,20 @@ def locally_reachable(cuts: Cuts, state: State, goal: State) -> bool:
 
 def local_moves_to(cuts: Cuts, state: State, goal: State) -> Iterator[Move]:
     """The moves worth making from a state from which `goal` is locally reachable: each kind does all it has to, at once."""
-    kept = tuple(
-        tokens[: common_prefix(tokens, wanted)] for tokens, wanted in zip(state.dims, goal.dims, strict=True)
+    kept = tuple(tokens[: common_prefix(tokens, wanted)] for tokens, wanted in zip(state.dims, goal.dims, strict=True))
+    padded = tuple(
+        sorted(cuts.axis_of[token] for old, new in zip(state.dims, kept, strict=True) for token in old[len(new) :])
     )
-    padded = tuple(sorted(cuts.axis_of[token] for old, new in zip(state.dims, kept, strict=True) for token in old[len(new) :]))
     sliced = tuple(
         sorted(cuts.axis_of[token] for new, wanted in zip(kept, goal.dims, strict=True) for token in wanted[len(new) :])
     )
     scaled = tuple(axis for axis in goal.pending if axis not in state.pending and axis not in padded)
-    if sliced and all(old == new or new == wanted for old, new, wanted in zip(state.dims, kept, goal.dims, strict=True)):
-        placed = tuple(wanted if old == new else old for old, new, wanted in zip(state.dims, kept, goal.dims, strict=True))
+    if sliced and all(
+        old == new or new == wanted for old, new, wanted in zip(state.dims, kept, goal.dims, strict=True)
+    ):
+        placed = tuple(
+            wanted if old == new else old for old, new, wanted in zip(state.dims, kept, goal.dims, strict=True)
+        )
         yield Slice, sliced, State(placed, state.pending, state.reduce_op)
     if padded:
         yield Pad, padded, State(kept, tuple(sorted(state.pending + padded)), goal.reduce_op)

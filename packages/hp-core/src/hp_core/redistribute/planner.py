@@ -60,7 +60,9 @@ class CostModel:
         object.__setattr__(self, "axis_bandwidth", tuple(sorted((name, float(value)) for name, value in pairs)))
         object.__setattr__(self, "_hash", hash((self.latency, self.bandwidth, self.axis_bandwidth)))
         if self.latency < 0 or any(value <= 0 for value in (self.bandwidth, *dict(self.axis_bandwidth).values())):
-            raise RedistributeError(f"{self}: a cost model needs latency >= 0 (seconds) and bandwidths > 0 (bytes per second).")
+            raise RedistributeError(
+                f"{self}: a cost model needs latency >= 0 (seconds) and bandwidths > 0 (bytes per second)."
+            )
 
     def __hash__(self) -> int:
         return self._hash
@@ -116,7 +118,12 @@ def plan_redistribute(
 
 
 def explain_redistribute(
-    src: Layout, dst: Layout, global_shape: Sequence[int], itemsize: int = 4, *, cost_model: CostModel = DEFAULT_COST_MODEL
+    src: Layout,
+    dst: Layout,
+    global_shape: Sequence[int],
+    itemsize: int = 4,
+    *,
+    cost_model: CostModel = DEFAULT_COST_MODEL,
 ) -> str:
     """What `plan_redistribute` would do, as text: a headline with the cost and a line per step."""
     return str(plan_redistribute(src, dst, global_shape, itemsize, cost_model=cost_model))
@@ -234,9 +241,7 @@ class _Problem:
 
     def _common_cuts(self) -> Dims:
         """Per dim, the outermost cuts that source and target share."""
-        return tuple(
-            old[: common_prefix(old, new)] for old, new in zip(self.start.dims, self.goal.dims, strict=True)
-        )
+        return tuple(old[: common_prefix(old, new)] for old, new in zip(self.start.dims, self.goal.dims, strict=True))
 
     def _moving_axes(self, axes: tuple[int, ...], fixed: Dims) -> tuple[int, ...]:
         """The axes whose place differs between source and target, with those nested inside one that moves."""
@@ -258,7 +263,9 @@ class _Problem:
         several axes can go level by level.
         """
         placed = {token for dims in (self.start.dims, self.goal.dims) for tokens in dims for token in tokens}
-        spare = [axis for axis in moving if axis not in placed and axis not in map(self.cuts.axis_of.__getitem__, placed)]
+        spare = [
+            axis for axis in moving if axis not in placed and axis not in map(self.cuts.axis_of.__getitem__, placed)
+        ]
         pieces = [
             self.cuts.longest(dim, old) if not self.cuts.is_ragged((*old, 0)[0]) else 0
             for dim, old in enumerate(self.start.dims)
@@ -268,7 +275,12 @@ class _Problem:
         for dim, (old, new) in enumerate(zip(self.start.dims, self.goal.dims, strict=True)):
             keep = len(fixed[dim])
             heads = [tokens[:end] for tokens in (old, new) for end in range(keep, len(tokens) + 1)]
-            tails = [tokens[a:b] for tokens in (new, old) for a in range(keep, len(tokens) + 1) for b in range(a, len(tokens) + 1)]
+            tails = [
+                tokens[a:b]
+                for tokens in (new, old)
+                for a in range(keep, len(tokens) + 1)
+                for b in range(a, len(tokens) + 1)
+            ]
             if dim == longest:
                 tails += [chosen for count in (1, 2) for chosen in combinations(spare, count)]
             cuts = {(*head, *tail) for head, tail in product(heads, tails) if not set(head) & set(tail)}

@@ -161,7 +161,9 @@ class Cuts:
             new[index] = tuple(self.interval(dim, after[dim], index_of) for dim in changed)
         for index in old:
             sends = receives = 0
-            for peer in product(*(range(self.sizes[a]) if a in group else (i,) for a, i in zip(axes, index, strict=True))):
+            for peer in product(
+                *(range(self.sizes[a]) if a in group else (i,) for a, i in zip(axes, index, strict=True))
+            ):
                 if peer != index:
                     sends += intersect(old[index], new[peer]) is not None
                     receives += intersect(old[peer], new[index]) is not None

@@ -68,7 +68,9 @@ def broadcast_labels(specs: Sequence[TensorSpec]) -> tuple[list[tuple[Any, ...]]
     labels = []
     for spec in specs:
         offset = ndim - spec.ndim
-        labels.append(tuple(offset + dim if size == shape[offset + dim] else None for dim, size in enumerate(spec.shape)))
+        labels.append(
+            tuple(offset + dim if size == shape[offset + dim] else None for dim, size in enumerate(spec.shape))
+        )
     return labels, tuple(range(ndim)), tuple(shape)
 
 
@@ -115,7 +117,9 @@ def _multiplicative(call: OpCall) -> Strategy:
 def _division(call: OpCall) -> Strategy:
     rounded = call.get("rounding_mode") is not None
     numerator = FACTOR if isinstance(call.get("input"), TensorSpec) and not rounded else PLAIN
-    return elementwise(call, [numerator, PLAIN][: len(call.specs)] if numerator == FACTOR else [PLAIN] * len(call.specs))
+    return elementwise(
+        call, [numerator, PLAIN][: len(call.specs)] if numerator == FACTOR else [PLAIN] * len(call.specs)
+    )
 
 
 @rule("addcmul addcdiv", "input tensor1 tensor2 value")

@@ -14,7 +14,9 @@ def _embedding(call: OpCall) -> Strategy:
     """Indices [...], weight [vocabulary, features] -> [..., features]"""
     for name in ("max_norm", "scale_grad_by_freq", "sparse"):
         if call.get(name):
-            raise ShardingRuleError(f"embedding with {name}={call.get(name)!r} has no rule: it looks at other ranks' rows; leave it off.")
+            raise ShardingRuleError(
+                f"embedding with {name}={call.get(name)!r} has no rule: it looks at other ranks' rows; leave it off."
+            )
     ids, weight = call.spec("input"), call.spec("weight")
     batch = tuple(range(ids.ndim))
     strategy = solve(

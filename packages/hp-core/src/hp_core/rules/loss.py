@@ -44,7 +44,7 @@ def _cross_entropy(call: OpCall) -> Strategy:
     if isinstance(call.get("weight"), TensorSpec):
         operands.append(Operand(call.spec("weight"), (None,), PLAIN))
     reduction = call.get("reduction", "mean")
-    reduced = {} if reduction == "none" else {label: "sum" for label in batch}
+    reduced = {} if reduction == "none" else dict.fromkeys(batch, "sum")
     strategy = solve(operands, [Output(batch if reduction == "none" else ())], reduced=reduced)
 
     class_dim = 1 if batch else 0

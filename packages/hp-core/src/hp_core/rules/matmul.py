@@ -47,7 +47,7 @@ def _rmatmul(call: OpCall) -> Strategy:
 
 @rule("addmm addmv addbmm baddbmm", "input batch1 batch2 beta alpha")
 def _added_product(call: OpCall) -> Strategy:
-    """input + batch1 @ batch2, the input broadcast to the product."""
+    """Input + batch1 @ batch2, the input broadcast to the product."""
     if call.name == "addbmm":
         raise ShardingRuleError("addbmm sums over the batch; write baddbmm(...).sum(0), which has a rule.")
     first, second = call.spec("batch1"), call.spec("batch2")
@@ -80,7 +80,9 @@ def _einsum(call: OpCall) -> Strategy:
     operands = []
     for term, spec in zip(terms, call.specs, strict=True):
         if len(term) != spec.ndim:
-            raise ShardingRuleError(f"einsum {equation!r}: {term!r} doesn't fit an operand of shape {tuple(spec.shape)}.")
+            raise ShardingRuleError(
+                f"einsum {equation!r}: {term!r} doesn't fit an operand of shape {tuple(spec.shape)}."
+            )
         # a repeated subscript takes a diagonal: those dims must be whole
         operands.append(Operand(spec, tuple(c if term.count(c) == 1 else None for c in term), FACTOR))
     reduced: dict[object, str] = {c: "sum" for term in terms for c in term if c not in output}

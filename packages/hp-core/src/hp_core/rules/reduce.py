@@ -91,7 +91,9 @@ def _norm(x, p=2, dim=None, keepdim=False, dtype=None):  # type: ignore[no-untyp
 def _reduction(call: OpCall, reduce_op: str, role: str) -> Strategy:
     spec, dims = call.specs[0], call.dims()
     labels = tuple(None if d in dims and reduce_op != "sum" and _some_empty(spec, d) else d for d in range(spec.ndim))
-    return solve([Operand(spec, labels, role)], [Output(_result(call, spec, dims))], reduced={d: reduce_op for d in dims})
+    return solve(
+        [Operand(spec, labels, role)], [Output(_result(call, spec, dims))], reduced=dict.fromkeys(dims, reduce_op)
+    )
 
 
 def _whole_reduction(call: OpCall) -> Strategy:

@@ -62,7 +62,9 @@ def rule(
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names.split():
             if name in _rules:
-                raise ShardingRuleError(f"op {name!r} has two rules: {_rules[name].function.__module__} and {function.__module__}.")
+                raise ShardingRuleError(
+                    f"op {name!r} has two rules: {_rules[name].function.__module__} and {function.__module__}."
+                )
             _rules[name] = Rule(name, tuple(parameters.split()), function, sees_floats, decomposed)
         return function
 

@@ -72,7 +72,9 @@ class OpCall:
         value = self.arguments.get(name, default)
         count = self.specs[0].ndim if ndim is None else ndim
         if not isinstance(value, int) or not -max(count, 1) <= value < max(count, 1):
-            raise ShardingRuleError(f"{self.name}: {name}={value!r} is out of range for {count} dims (shape {tuple(self.specs[0].shape)}).")
+            raise ShardingRuleError(
+                f"{self.name}: {name}={value!r} is out of range for {count} dims (shape {tuple(self.specs[0].shape)})."
+            )
         return value % max(count, 1)
 
     def dims(self, name: str = "dim") -> tuple[int, ...]:
@@ -84,7 +86,9 @@ class OpCall:
         values = (value,) if isinstance(value, int) else tuple(value)
         for one in values:
             if not -max(ndim, 1) <= one < max(ndim, 1):
-                raise ShardingRuleError(f"{self.name}: {name}={value!r} is out of range for shape {tuple(self.specs[0].shape)}.")
+                raise ShardingRuleError(
+                    f"{self.name}: {name}={value!r} is out of range for shape {tuple(self.specs[0].shape)}."
+                )
         return tuple(one % max(ndim, 1) for one in values)
 
 

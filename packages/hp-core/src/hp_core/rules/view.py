@@ -28,14 +28,18 @@ def _reshape(call: OpCall) -> Strategy:
     if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
         shape = shape[0]
     if not all(isinstance(size, int) for size in shape):
-        raise ShardingRuleError(f"{call.name}: shape must be integers, got {shape!r}; use .to(dtype) to change the element type.")
+        raise ShardingRuleError(
+            f"{call.name}: shape must be integers, got {shape!r}; use .to(dtype) to change the element type."
+        )
     return reshaped(call, _resolved(call, shape))
 
 
 @rule("view_as reshape_as", "input other")
 def _reshape_as(call: OpCall) -> Strategy:
     strategy = reshaped(call, tuple(call.spec("other").shape))
-    return Strategy((*strategy.layouts, call.spec("other").layout), strategy.outputs, local="reshape_first", bound=strategy.bound)
+    return Strategy(
+        (*strategy.layouts, call.spec("other").layout), strategy.outputs, local="reshape_first", bound=strategy.bound
+    )
 
 
 @rule("flatten", "input start_dim end_dim")
@@ -54,7 +58,9 @@ def _unflatten(call: OpCall) -> Strategy:
         known = prod(size for size in sizes if size != -1)
         sizes = tuple(shape[dim] // known if size == -1 and known else size for size in sizes)
     if prod(sizes) != shape[dim]:
-        raise ShardingRuleError(f"unflatten: sizes {sizes} don't multiply to {shape[dim]}, the size of dim {dim} of shape {shape}.")
+        raise ShardingRuleError(
+            f"unflatten: sizes {sizes} don't multiply to {shape[dim]}, the size of dim {dim} of shape {shape}."
+        )
     return reshaped(call, (*shape[:dim], *sizes, *shape[dim + 1 :]))
 
 
@@ -100,7 +106,9 @@ def _permute(call: OpCall) -> Strategy:
     ndim = call.specs[0].ndim
     order = [dim % ndim for dim in dims]
     if sorted(order) != list(range(ndim)):
-        raise ShardingRuleError(f"permute: dims {tuple(dims)} don't name each dim of shape {tuple(call.specs[0].shape)} once.")
+        raise ShardingRuleError(
+            f"permute: dims {tuple(dims)} don't name each dim of shape {tuple(call.specs[0].shape)} once."
+        )
     return _permuted(call, order)
 
 
@@ -130,7 +138,9 @@ def _broadcast_to(call: OpCall) -> Strategy:
 @rule("expand_as", "input other")
 def _expand_as(call: OpCall) -> Strategy:
     strategy = _expanded(call, tuple(call.spec("other").shape))
-    return Strategy((*strategy.layouts, call.spec("other").layout), strategy.outputs, local="expand_first", bound=strategy.bound)
+    return Strategy(
+        (*strategy.layouts, call.spec("other").layout), strategy.outputs, local="expand_first", bound=strategy.bound
+    )
 
 
 @rule("detach alias", "input")
@@ -237,7 +247,9 @@ def _resolved(call: OpCall, shape: Sequence[int]) -> tuple[int, ...]:
     if len(missing) == 1 and known and numel % known == 0:
         shape = [numel // known if size == -1 else size for size in shape]
     if len(missing) > 1 or prod(shape) != numel or any(size < 0 for size in shape):
-        raise ShardingRuleError(f"{call.name}: shape {tuple(shape)} is invalid for a tensor of shape {tuple(source.shape)} ({numel} elements).")
+        raise ShardingRuleError(
+            f"{call.name}: shape {tuple(shape)} is invalid for a tensor of shape {tuple(source.shape)} ({numel} elements)."
+        )
     return tuple(shape)
 
 

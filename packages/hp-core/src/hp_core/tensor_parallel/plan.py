@@ -52,7 +52,12 @@ def parallelize_module(
         matches = _match(module, parallelize_plan)
     for path, submodule, style in matches.values():
         style.apply(
-            submodule, mesh, axis=axis_name, src_data_rank=src_data_rank, path=path or type(module).__name__, replaced=replaced
+            submodule,
+            mesh,
+            axis=axis_name,
+            src_data_rank=src_data_rank,
+            path=path or type(module).__name__,
+            replaced=replaced,
         )
     _retie(module, replaced)
     return module
@@ -69,10 +74,14 @@ def _match(module: Any, plan: Mapping[str, ParallelStyle]) -> dict[str, tuple[st
         found = [path for path in named if _fits(path, pattern)]
         if not found:
             near = difflib.get_close_matches(pattern, list(named), n=5, cutoff=0.3)
-            raise PlanError(f"plan[{pattern!r}] matches no submodule of {type(module).__name__}; near names: {', '.join(near) or 'none'}.")
+            raise PlanError(
+                f"plan[{pattern!r}] matches no submodule of {type(module).__name__}; near names: {', '.join(near) or 'none'}."
+            )
         for path in found:
             if path in matches:
-                raise PlanError(f"submodule {path!r} is matched by {patterns[path]!r} and {pattern!r}; give it one style.")
+                raise PlanError(
+                    f"submodule {path!r} is matched by {patterns[path]!r} and {pattern!r}; give it one style."
+                )
             matches[path] = (path, named[path], style)
             patterns[path] = pattern
     return matches

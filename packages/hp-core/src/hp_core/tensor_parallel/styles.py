@@ -138,7 +138,11 @@ class ColwiseParallel(ParallelStyle):
     """
 
     def __init__(
-        self, *, input_layouts: Placement | None = None, output_layouts: Placement | None = None, use_local_output: bool = True
+        self,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
     ) -> None:
         self.input_layout = input_layouts or Replicate()
         self.output_layout = output_layouts or Shard(-1)
@@ -164,7 +168,11 @@ class RowwiseParallel(ParallelStyle):
     """
 
     def __init__(
-        self, *, input_layouts: Placement | None = None, output_layouts: Placement | None = None, use_local_output: bool = True
+        self,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
     ) -> None:
         self.input_layout = input_layouts or Shard(-1)
         self.output_layout = output_layouts or Replicate()
@@ -271,7 +279,9 @@ class PrepareModuleOutput(ParallelStyle):
         self.said, self.wanted = _as_layouts(output_layouts), _as_layouts(desired_output_layouts)
         self.use_local_output = use_local_output
         if len(self.said) != len(self.wanted):
-            raise PlanError(f"output_layouts {self.said} and desired_output_layouts {self.wanted} must be equally many.")
+            raise PlanError(
+                f"output_layouts {self.said} and desired_output_layouts {self.wanted} must be equally many."
+            )
 
     def arrange(self, module: Any, place: _Place, src_data_rank: int | None, replaced: Replaced) -> None:
         """Hook the outputs."""
@@ -315,7 +325,9 @@ class PrepareModuleInputOutput(ParallelStyle):
             use_local_output=use_local_input,
         )
         self.outputs = PrepareModuleOutput(
-            output_layouts=output_layouts, desired_output_layouts=desired_output_layouts, use_local_output=use_local_output
+            output_layouts=output_layouts,
+            desired_output_layouts=desired_output_layouts,
+            use_local_output=use_local_output,
         )
 
     def arrange(self, module: Any, place: _Place, src_data_rank: int | None, replaced: Replaced) -> None:
@@ -334,7 +346,11 @@ class NoParallel(ParallelStyle):
     """
 
     def __init__(
-        self, *, input_layout: Placement | None = None, output_layout: Placement | None = None, use_local_output: bool = True
+        self,
+        *,
+        input_layout: Placement | None = None,
+        output_layout: Placement | None = None,
+        use_local_output: bool = True,
     ) -> None:
         self.input_layout = input_layout or Replicate()
         self.output_layout = output_layout or Replicate()
@@ -354,7 +370,9 @@ def with_axis(layout: Layout, axis: int, placement: Placement, ndim: int) -> Lay
     if isinstance(placement, Shard):
         dim = placement.dim + ndim if placement.dim < 0 else placement.dim
         if not 0 <= dim < ndim:
-            raise LayoutError(f"placement {placement} on axis {layout.mesh.mesh_dim_names[axis]!r}: the tensor has {ndim} dims.")
+            raise LayoutError(
+                f"placement {placement} on axis {layout.mesh.mesh_dim_names[axis]!r}: the tensor has {ndim} dims."
+            )
         if axis in layout.axes_of(dim):
             return layout
         dims[dim] = (*dims[dim], axis)
@@ -380,7 +398,9 @@ def axis_of(mesh: DeviceMesh, axis: str | None) -> int:
 def _replicate(module: Any, place: _Place, src_data_rank: int | None, replaced: Replaced) -> None:
     for name, submodule in get_platform().modules.named_modules(module):
         path = f"{place.path}.{name}" if name else place.path
-        replace_parameters(submodule, path, lambda _, p: place.parameter_layout(Replicate(), p.ndim), src_data_rank, replaced)
+        replace_parameters(
+            submodule, path, lambda _, p: place.parameter_layout(Replicate(), p.ndim), src_data_rank, replaced
+        )
 
 
 def _linear_or_embedding(module: Any, place: _Place) -> str:

@@ -21,8 +21,11 @@ class _WithGradient(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[Any, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[Any, None, None]:
         return (None if gradient is None else ctx.backward_of(gradient)), None, None
+
+
+_apply: Callable[..., torch.Tensor] = _WithGradient.apply
 
 
 class TorchAutograd:
@@ -39,7 +42,8 @@ class TorchAutograd:
         backward: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
         """`forward(tensor)` with `backward` as its gradient."""
-        return _WithGradient.apply(tensor, forward, backward)  # type: ignore[no-any-return]
+        result: torch.Tensor = _apply(tensor, forward, backward)
+        return result
 
     def version(self, tensor: torch.Tensor) -> int:
         """How often the storage was written to."""

@@ -85,9 +85,7 @@ class TorchCollectives:
         )
         return _finish(work, "reduce_scatter", group, async_op, after)
 
-    def all_reduce(
-        self, tensor: torch.Tensor, reduce_op: str, group: Group, async_op: bool = False
-    ) -> Work | None:
+    def all_reduce(self, tensor: torch.Tensor, reduce_op: str, group: Group, async_op: bool = False) -> Work | None:
         """Reduce in place."""
         native = group.native
         if native is None:
@@ -234,9 +232,7 @@ class _Pending:
         return bool(self._work.is_completed())
 
 
-def _finish(
-    work: Any, kind: str, group: Group, async_op: bool, after: Callable[[], None] | None = None
-) -> Work | None:
+def _finish(work: Any, kind: str, group: Group, async_op: bool, after: Callable[[], None] | None = None) -> Work | None:
     if async_op:
         return _Pending(work, kind, group, after)
     _wait(work, kind, group)

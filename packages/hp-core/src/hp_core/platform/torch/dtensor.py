@@ -17,14 +17,14 @@ from hp_core.geometry import box_shape, contiguous_strides
 
 __all__ = ["define_dtensor", "handler_of", "new_dtensor"]
 
-_make_wrapper = torch.Tensor._make_wrapper_subclass
+_make_wrapper: Any = torch.Tensor._make_wrapper_subclass
 
 
 def new_dtensor(cls: type, local: torch.Tensor, spec: Any) -> Any:
     """Wrap a local tensor. This is the hot end of every op: two attributes, nothing else."""
-    tensor = _make_wrapper(cls, spec.shape, dtype=spec.dtype, device=local.device)  # type: ignore[arg-type]
-    tensor._local = local  # type: ignore[attr-defined]
-    tensor._spec = spec  # type: ignore[attr-defined]
+    tensor = _make_wrapper(cls, spec.shape, dtype=spec.dtype, device=local.device)
+    tensor._local = local
+    tensor._spec = spec
     return tensor
 
 
@@ -35,8 +35,9 @@ def define_dtensor(dispatch: Callable[..., Any], methods: type) -> type:
         dispatch: called as `dispatch(function, args, kwargs)` for every intercepted function.
         methods: mixin with layout, redistribution and conversion.
     """
+    base: Any = torch.Tensor
 
-    class DTensor(methods, _TorchFace, torch.Tensor):  # type: ignore[misc, valid-type]
+    class DTensor(methods, _TorchFace, base):  # type: ignore[misc]
         __doc__ = methods.__doc__
 
         @classmethod
@@ -115,7 +116,7 @@ class _TorchFace:
         if local.is_contiguous() or local.dim() != len(shape):
             strides = contiguous_strides(shape)
         else:
-            order = sorted(range(len(shape)), key=lambda d: (-local.stride(d), d))
+            order = sorted(range(len(shape)), key=lambda d: (-local.stride()[d], d))
             dense = contiguous_strides([shape[d] for d in order])
             strides = tuple(dense[order.index(d)] for d in range(len(shape)))
         return strides if dim is None else strides[dim]
@@ -188,7 +189,9 @@ class _TorchFace:
             self._local.grad = None
             return
         if not isinstance(value, type(self)):
-            raise LayoutError(f"grad of a DTensor must be a DTensor laid out {self._spec.gradient.layout}, not {type(value).__name__}.")
+            raise LayoutError(
+                f"grad of a DTensor must be a DTensor laid out {self._spec.gradient.layout}, not {type(value).__name__}."
+            )
         if value._spec.layout is not self._spec.gradient.layout:
             raise LayoutError(
                 f"grad is laid out {value._spec.layout}, but the law of gradients asks for {self._spec.gradient.layout}; "
@@ -208,7 +211,9 @@ class _TorchFace:
     @data.setter
     def data(self, value: Any) -> None:
         if not isinstance(value, type(self)) or value._spec.shape != self._spec.shape:
-            raise LayoutError(f".data of a DTensor of shape {tuple(self.shape)} takes a DTensor of the same shape, got {value!r}.")
+            raise LayoutError(
+                f".data of a DTensor of shape {tuple(self.shape)} takes a DTensor of the same shape, got {value!r}."
+            )
         self._local.data = value._local
         self._spec = value._spec
         self._forget()
@@ -235,7 +240,7 @@ class _TorchFace:
 
         def on_local(gradient: torch.Tensor) -> torch.Tensor | None:
             result = hook(new_dtensor(type(self), gradient, self._spec.gradient))
-            return None if result is None else result.redistribute(self._spec.gradient.layout)._local  # type: ignore[no-any-return]
+            return None if result is None else result.redistribute(self._spec.gradient.layout)._local
 
         return self._local.register_hook(on_local)
 
@@ -307,7 +312,14 @@ class _TorchFace:
     def __reduce_ex__(self, protocol: Any) -> Any:
         coordinate = self._spec.layout.mesh.require_coordinate()
         is_parameter = getattr(self, "_is_param", False)
-        state = (self._local.detach(), self._spec.layout, tuple(self.shape), coordinate, self.requires_grad, is_parameter)
+        state = (
+            self._local.detach(),
+            self._spec.layout,
+            tuple(self.shape),
+            coordinate,
+            self.requires_grad,
+            is_parameter,
+        )
         return self._rebuild, state
 
     # -- torch distributed checkpoint (its documented tensor protocol) -----------------------------------------------
@@ -343,7 +355,9 @@ class _TorchFace:
     def _chunk(self) -> tuple[torch.Size, torch.Size]:
         layout = self._spec.layout
         if layout.is_partial():
-            raise LayoutError(f"a tensor with a pending reduction ({layout}) can't be saved or loaded; call reduce_partial() first.")
+            raise LayoutError(
+                f"a tensor with a pending reduction ({layout}) can't be saved or loaded; call reduce_partial() first."
+            )
         box = layout.bounds(self.shape)
         return torch.Size([start for start, _ in box]), torch.Size(box_shape(box))
 
@@ -408,7 +422,11 @@ def autograd_grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: An
     """`torch.autograd.grad` on DTensors: the same on their local tensors, the results laid out by the law."""
     outputs = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
     inputs = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
-    given = (grad_outputs,) * len(outputs) if grad_outputs is None or isinstance(grad_outputs, torch.Tensor) else grad_outputs
+    given = (
+        (grad_outputs,) * len(outputs)
+        if grad_outputs is None or isinstance(grad_outputs, torch.Tensor)
+        else grad_outputs
+    )
     results = torch.autograd.grad(
         [getattr(tensor, "_local", tensor) for tensor in outputs],
         [_graph_input(tensor) for tensor in inputs],
@@ -417,7 +435,9 @@ def autograd_grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: An
         **kwargs,
     )
     return tuple(
-        new_dtensor(type(tensor), result, tensor._spec.gradient) if result is not None and isinstance(tensor, _TorchFace) else result
+        new_dtensor(type(tensor), result, tensor._spec.gradient)
+        if result is not None and isinstance(tensor, _TorchFace)
+        else result
         for tensor, result in zip(inputs, results, strict=True)
     )
 
@@ -428,12 +448,16 @@ def _root_gradient(tensor: Any, gradient: Any) -> torch.Tensor | None:
         return gradient  # type: ignore[no-any-return]
     if gradient is None:
         if tensor.numel() != 1:
-            raise RuntimeError(f"grad can be implicitly created only for scalar outputs, not for a DTensor of shape {tuple(tensor.shape)}.")
+            raise RuntimeError(
+                f"grad can be implicitly created only for scalar outputs, not for a DTensor of shape {tuple(tensor.shape)}."
+            )
         return torch.ones_like(tensor._local)
     if not isinstance(gradient, _TorchFace):
         if gradient.numel() == 1 and tensor.numel() == 1:
             return gradient.expand(tensor._local.shape)  # type: ignore[no-any-return]
-        raise LayoutError(f"the gradient of a DTensor must be a DTensor, got {type(gradient).__name__}; distribute_tensor() it.")
+        raise LayoutError(
+            f"the gradient of a DTensor must be a DTensor, got {type(gradient).__name__}; distribute_tensor() it."
+        )
     return gradient.redistribute(tensor._spec.gradient.layout)._local  # type: ignore[attr-defined, no-any-return]
 
 
@@ -456,7 +480,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     torch.is_inference: lambda tensor: tensor._local.is_inference(),
     torch.is_nonzero: lambda tensor: bool(tensor.item()),
     torch.is_same_size: lambda left, right: tuple(left.shape) == tuple(right.shape),
-    torch.result_type: lambda left, right: torch.result_type(getattr(left, "_local", left), getattr(right, "_local", right)),
+    torch.result_type: lambda *operands: torch.result_type(*[getattr(value, "_local", value) for value in operands]),
     torch.Tensor.is_inference: lambda tensor: tensor._local.is_inference(),
     torch.Tensor.storage_offset: lambda tensor: tensor._local.storage_offset(),
     torch.Tensor.is_signed: lambda tensor: tensor._local.is_signed(),

@@ -35,13 +35,15 @@ def mesh_to_native(mesh: Any, device_type: str) -> TorchMesh:
 
 
 def placements_to_native(layout: Any) -> tuple[Placement, ...]:
-    """torch's placements of a layout, exactly.
+    """Torch's placements of a layout, exactly.
 
     Raises:
         LayoutError: placements can't say it (ragged shares, axes in another order than the mesh's).
     """
     if layout.ragged is not None:
-        raise LayoutError(f"layout {layout} has ragged shares, which torch's placements can't express; redistribute first.")
+        raise LayoutError(
+            f"layout {layout} has ragged shares, which torch's placements can't express; redistribute first."
+        )
     result: list[Placement] = []
     for placement in layout.placements:
         if placement.is_shard():
@@ -80,7 +82,8 @@ def fallback(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], wrap:
     """
     convert = torch.utils._pytree.tree_map
     native_args, native_kwargs = convert(
-        lambda value: to_native(value) if hasattr(value, "_spec") and hasattr(value, "_local") else value, (args, kwargs)
+        lambda value: to_native(value) if hasattr(value, "_spec") and hasattr(value, "_local") else value,
+        (args, kwargs),
     )
     result = function(*native_args, **native_kwargs)
     return convert(lambda value: from_native(value, wrap) if isinstance(value, TorchDTensor) else value, result)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own convention
+import torch.nn.functional as F
 
 from hp_core.platform.torch.losses import (
     cross_entropy_cut_classes,
@@ -39,7 +39,9 @@ def mean_share(
 ) -> torch.Tensor:
     """This rank's share of a mean over `count` elements: the shares of all ranks add up to it."""
     if not (dtype or tensor.dtype).is_floating_point and not (dtype or tensor.dtype).is_complex:
-        raise RuntimeError(f"mean(): could not infer output dtype; the input dtype must be floating point or complex, got {tensor.dtype}.")
+        raise RuntimeError(
+            f"mean(): could not infer output dtype; the input dtype must be floating point or complex, got {tensor.dtype}."
+        )
     return tensor.sum(tuple(dim), keepdim=keepdim, dtype=dtype) / count
 
 

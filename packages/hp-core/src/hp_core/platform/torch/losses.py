@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own convention
+import torch.nn.functional as F
 
 from hp_core.platform.protocol import Group
 from hp_core.platform.torch.collectives import TorchCollectives
@@ -47,7 +47,9 @@ def cross_entropy_share(
     )
     if reduction == "sum":
         return total
-    return total / (count if count is not None else _total_weight(target, weight, ignore_index, logits.dtype, batch_group))
+    return total / (
+        count if count is not None else _total_weight(target, weight, ignore_index, logits.dtype, batch_group)
+    )
 
 
 def nll_loss_share(
@@ -67,7 +69,9 @@ def nll_loss_share(
     return total / _total_weight(target, weight, ignore_index, log_probabilities.dtype, batch_group)
 
 
-def pointwise_loss_share(*operands: torch.Tensor, loss: str, names: tuple[str, ...], count: int, extra: dict[str, Any]) -> torch.Tensor:
+def pointwise_loss_share(
+    *operands: torch.Tensor, loss: str, names: tuple[str, ...], count: int, extra: dict[str, Any]
+) -> torch.Tensor:
     """This rank's share of the mean over `count` elements of an elementwise loss of torch.nn.functional."""
     total: torch.Tensor = getattr(F, loss)(**dict(zip(names, operands, strict=True)), **extra, reduction="sum")
     return total / count
@@ -105,16 +109,16 @@ def cross_entropy_cut_classes(
     in_range(safe, total_classes, f"cross_entropy: a target (other than ignore_index={ignore_index})")
     sample_weight = valid.to(own.dtype) if weight is None else torch.where(valid, weight[safe], 0).to(own.dtype)
     own_weight = None if weight is None or not label_smoothing else weight[start:stop].to(own.dtype)
-    losses = _CutClasses.apply(own, safe, valid, sample_weight, own_weight, label_smoothing, class_group, classes)
+    losses: torch.Tensor = _cut_classes(own, safe, valid, sample_weight, own_weight, label_smoothing, class_group, classes)
     if reduction == "none":
-        return losses  # type: ignore[no-any-return]
+        return losses
     if reduction == "sum":
-        return losses.sum()  # type: ignore[no-any-return]
+        return losses.sum()
     denominator = sample_weight.sum()
     if batch_group is not None:
         denominator = denominator.clone()
         _all_reduce(denominator, "sum", batch_group)
-    return losses.sum() / denominator  # type: ignore[no-any-return]
+    return losses.sum() / denominator
 
 
 def in_range(indices: torch.Tensor, size: int, what: str) -> None:
@@ -125,7 +129,9 @@ def in_range(indices: torch.Tensor, size: int, what: str) -> None:
     if not indices.is_cpu:
         torch._assert_async((low >= 0) & (high < size), f"{what} is out of range for size {size}")
     elif int(low) < 0 or int(high) >= size:
-        raise IndexError(f"{what} is out of range: values reach from {int(low)} to {int(high)}, but the size is {size}.")
+        raise IndexError(
+            f"{what} is out of range: values reach from {int(low)} to {int(high)}, but the size is {size}."
+        )
 
 
 class _CutClasses(torch.autograd.Function):
@@ -175,7 +181,7 @@ class _CutClasses(torch.autograd.Function):
         return losses.to(logits.dtype)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         probabilities, mine, index, sample_weight, valid, own_weight = ctx.saved_tensors
         smoothing = ctx.smoothing
         scale = gradient.to(probabilities.dtype) * sample_weight * (1 - smoothing)
@@ -188,11 +194,16 @@ class _CutClasses(torch.autograd.Function):
         return result.to(ctx.dtype), None, None, None, None, None, None, None
 
 
+_cut_classes: Any = _CutClasses.apply
+
+
 def _total_weight(
     target: torch.Tensor, weight: torch.Tensor | None, ignore_index: int, dtype: torch.dtype, group: Group
 ) -> torch.Tensor:
     """Sum over all ranks' samples of the weight of each that is not ignored."""
     valid = target != ignore_index
-    own = valid.sum().to(dtype) if weight is None else torch.where(valid, weight[torch.where(valid, target, 0)], 0).sum()
+    own = (
+        valid.sum().to(dtype) if weight is None else torch.where(valid, weight[torch.where(valid, target, 0)], 0).sum()
+    )
     _all_reduce(own, "sum", group)
     return own

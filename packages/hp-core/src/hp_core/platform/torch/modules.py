@@ -24,7 +24,9 @@ class TorchModuleTools:
 
     def kind(self, module: nn.Module) -> str:
         """ "linear", "embedding", or "other"."""
-        return "linear" if isinstance(module, nn.Linear) else "embedding" if isinstance(module, nn.Embedding) else "other"
+        return (
+            "linear" if isinstance(module, nn.Linear) else "embedding" if isinstance(module, nn.Embedding) else "other"
+        )
 
     def own_parameters(self, module: nn.Module) -> list[tuple[str, torch.Tensor]]:
         """Parameters that the module itself holds."""

@@ -23,7 +23,7 @@ _ALIASES = {
     "swapaxes": "transpose", "swapdims": "transpose", "invert": "bitwise_not", "and": "bitwise_and", "or": "bitwise_or",
     "xor": "bitwise_xor", "radd": "add", "rmul": "mul", "rpow": "rpow", "iadd": "add_", "isub": "sub_", "imul": "mul_",
     "itruediv": "div_", "floordiv": "floor_divide", "mod": "remainder", "conj_physical": "conj", "special_expit": "sigmoid",
-    "ger": "outer", "log_sigmoid": "logsigmoid",
+    "ger": "outer", "log_sigmoid": "logsigmoid", "_threshold": "threshold",
 }  # fmt: skip
 """Other spellings of one op; dunder underscores are taken off first."""
 
@@ -69,9 +69,7 @@ class TorchOps:
         """What answers a function that is no op on values: metadata, autograd, Python's own protocols."""
         return handler_of(function)
 
-    def bind(
-        self, args: Sequence[Any], kwargs: dict[str, Any], parameters: Sequence[str]
-    ) -> dict[str, Any]:
+    def bind(self, args: Sequence[Any], kwargs: dict[str, Any], parameters: Sequence[str]) -> dict[str, Any]:
         """The call's arguments by canonical names; a parameter "*name" takes all remaining positional ones."""
         bound: dict[str, Any] = {}
         names = [name.lstrip("*") for name in parameters]

@@ -62,6 +62,6 @@ def create_platform() -> TorchPlatform:
 
 
 def _device_type() -> str:
-    if "torch_npu" in sys.modules and torch.npu.is_available():
+    if "torch_npu" in sys.modules and getattr(torch, "npu").is_available():
         return "npu"
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -46,7 +46,9 @@ class TorchProcesses:
         world_size = _agree("world_size", "WORLD_SIZE", world_size)
         rank = _agree("rank", "RANK", rank)
         if not 0 <= rank < world_size:
-            raise ProcessGroupError(f"rank {rank} is outside the world of {world_size} processes (ranks 0 to {world_size - 1}).")
+            raise ProcessGroupError(
+                f"rank {rank} is outside the world of {world_size} processes (ranks 0 to {world_size - 1})."
+            )
         if init_method is None:
             missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
             if missing:
@@ -112,14 +114,18 @@ def check_backend(backend: str, cuda: bool, torch_npu: bool) -> None:
         name = part.rpartition(":")[2]
         if name not in BACKEND_OF_DEVICE.values():
             known = ", ".join(f"{b} ({d})" for d, b in BACKEND_OF_DEVICE.items())
-            raise ProcessGroupError(f"unknown communication backend {name!r}; use one of {known}, or None to take the device's own.")
+            raise ProcessGroupError(
+                f"unknown communication backend {name!r}; use one of {known}, or None to take the device's own."
+            )
         if name == "hccl" and not torch_npu:
             raise ProcessGroupError(
                 "backend 'hccl' needs the package torch_npu, which is not installed. On an Ascend machine: pip install torch-npu, "
                 "then `source /usr/local/Ascend/ascend-toolkit/set_env.sh`. On a machine without NPU use backend='gloo'."
             )
         if name == "nccl" and not cuda:
-            raise ProcessGroupError("backend 'nccl' needs CUDA, which is not available here; use backend='gloo' on CPU.")
+            raise ProcessGroupError(
+                "backend 'nccl' needs CUDA, which is not available here; use backend='gloo' on CPU."
+            )
 
 
 def _load_torch_npu() -> None:
