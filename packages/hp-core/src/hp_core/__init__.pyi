@@ -1,6 +1,9 @@
 """Names of `hp_core` for type checkers. Written by build/stubs.py: edit the table, not this file."""
 
 from hp_core.dtensor.api import DTensor as DTensor
+from hp_core.dtensor.dispatch import SkipDTensorDispatch as SkipDTensorDispatch
+from hp_core.dtensor.dispatch import dispatch_cache_clear as dispatch_cache_clear
+from hp_core.dtensor.dispatch import dispatch_cache_info as dispatch_cache_info
 from hp_core.dtensor.distribute import distribute_module as distribute_module
 from hp_core.dtensor.distribute import distribute_tensor as distribute_tensor
 from hp_core.dtensor.factories import empty as empty
@@ -80,7 +83,10 @@ __all__ = [
     "SequenceParallel",
     "Shard",
     "ShardingRuleError",
+    "SkipDTensorDispatch",
     "destroy_process_group",
+    "dispatch_cache_clear",
+    "dispatch_cache_info",
     "distribute_module",
     "distribute_tensor",
     "empty",

@@ -2,7 +2,7 @@
 
 All layouts are listed; for each ordered pair it is decided from the meaning of the primitives whether one of them leads
 from the one to the other, and what it costs, by counting elements of index sets. Nothing is pruned, nothing is shared
-with the planner. (An exchange over more axes than have to move is not listed: it moves the same bytes over a larger group.)
+with the planner. (An exchange over more axes than have to move isn't listed: the same bytes move in a larger group.)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A simulator of redistribution steps on arrays, for a whole mesh at once.
 
-It knows the layouts as the words say (dims, ordered axes, pending ops) and cuts index arrays itself, so that it shares no
+It knows layouts as the words say (dims, ordered axes, pending ops) and cuts index lists itself, so that it shares no
 arithmetic with the code under test. Every step checks what it may use: only data of its own group, of the right places.
 """
 

@@ -339,7 +339,7 @@ def questions(draw: st.DrawFn) -> tuple[Layout, Layout, tuple[int, ...], CostMod
     return layouts[0], layouts[1], shape, model
 
 
-@settings(max_examples=250)
+@settings(max_examples=600)
 @given(questions())
 def test_any_plan_is_right(question: tuple[Layout, Layout, tuple[int, ...], CostModel]) -> None:
     src, dst, shape, model = question

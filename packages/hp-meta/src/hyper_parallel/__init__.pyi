@@ -24,6 +24,7 @@ from hp_core import RowwiseParallel as RowwiseParallel
 from hp_core import SequenceParallel as SequenceParallel
 from hp_core import Shard as Shard
 from hp_core import ShardingRuleError as ShardingRuleError
+from hp_core import SkipDTensorDispatch as SkipDTensorDispatch
 from hp_core import destroy_process_group as destroy_process_group
 from hp_core import distribute_module as distribute_module
 from hp_core import distribute_tensor as distribute_tensor
@@ -79,6 +80,7 @@ __all__ = [
     "SequenceParallel",
     "Shard",
     "ShardingRuleError",
+    "SkipDTensorDispatch",
     "destroy_process_group",
     "distribute_module",
     "distribute_tensor",

@@ -19,7 +19,7 @@ from hp_core.layout import Layout, from_placements
 from hp_core.mesh import as_mesh
 from hp_core.platform import get_platform
 from hp_core.process_group import on_destroy
-from hp_core.rules.registry import Rule, find_rule, nearest_names
+from hp_core.rules.registry import Rule, find_rule, nearest_names, on_change
 from hp_core.rules.rule import OpCall, Strategy
 from hp_core.rules.spec import TensorSpec, spec_of
 
@@ -64,7 +64,7 @@ def dispatch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None
 class OpPlan:
     """How calls of one kind run: which operands move or vary, which local function, what the outputs are."""
 
-    __slots__ = ("_bound", "_inplace", "_local", "_moves", "_nested", "_outputs", "_spec", "_specs")
+    __slots__ = ("_bound", "_check", "_inplace", "_local", "_moves", "_nested", "_outputs", "_spec", "_specs")
 
     def __init__(self, strategy: Strategy, call: OpCall, vary: tuple[tuple[int, ...], ...], nested: bool) -> None:
         moves = []
@@ -75,6 +75,7 @@ class OpPlan:
         self._moves = tuple(moves)
         self._local = None if strategy.local is None else get_platform().ops.local(strategy.local)
         self._bound = strategy.bound
+        self._check = strategy.check
         self._inplace = call.inplace
         self._nested = nested
         self._outputs = strategy.outputs
@@ -83,6 +84,8 @@ class OpPlan:
 
     def run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         """Run one call of this kind."""
+        if self._check is not None:
+            self._check()
         cls = _DTensor
         local = self._local
         if self._nested or kwargs:
@@ -181,6 +184,7 @@ def dispatch_cache_clear() -> None:
 
 
 on_destroy(dispatch_cache_clear)
+on_change.append(dispatch_cache_clear)
 
 
 # -- the first call of a kind ---------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ def locally_reachable(cuts: Cuts, state: State, goal: State) -> bool:
 
 
 def local_moves_to(cuts: Cuts, state: State, goal: State) -> Iterator[Move]:
-    """The moves worth making from a state from which `goal` is locally reachable: each kind does all it has to, at once."""
+    """The moves worth making where `goal` is locally reachable: each kind does all that it has to, at once."""
     kept = tuple(tokens[: common_prefix(tokens, wanted)] for tokens, wanted in zip(state.dims, goal.dims, strict=True))
     padded = tuple(
         sorted(cuts.axis_of[token] for old, new in zip(state.dims, kept, strict=True) for token in old[len(new) :])

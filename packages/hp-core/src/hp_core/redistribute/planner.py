@@ -1,8 +1,8 @@
 """The cheapest way from one layout to another, as a `Plan`: found by search, remembered by value.
 
 `plan_redistribute` states the problem to `search`, which knows nothing of layouts, and turns the answer into steps for
-the executor. Up to three axes and four dims the plan is optimal; on larger meshes the search is bounded, and alike on all
-ranks.
+the executor. Up to three axes and four dims the plan is optimal; on larger meshes the effort is bounded, by numbers that
+are equal on all ranks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CostModel:
     Attributes:
         latency: seconds per collective.
         bandwidth: bytes per second that a rank can send along an axis.
-        axis_bandwidth: bandwidths of the axes that differ, by name. A group over several axes is as slow as the slowest.
+        axis_bandwidth: bandwidths of the axes that differ, by name. A group of several axes is as slow as the slowest.
     """
 
     latency: float = 20e-6
@@ -145,8 +145,8 @@ def _plan(
 ) -> Plan:
     if src.mesh is not dst.mesh:
         raise RedistributeError(
-            f"can't redistribute {src.compact_str} on {src.mesh!r} to {dst.compact_str} on {dst.mesh!r}: a plan stays on one "
-            f"mesh. Give both layouts the same mesh (shape, axis names and ranks), or gather with full_tensor() and "
+            f"can't redistribute {src.compact_str} on {src.mesh!r} to {dst.compact_str} on {dst.mesh!r}: a plan stays on "
+            f"one mesh. Give both layouts the same mesh (shape, axis names and ranks), or gather with full_tensor() and "
             f"distribute_tensor() the result on the other mesh."
         )
     if itemsize < 1:
@@ -158,10 +158,10 @@ def _plan(
     if moves is None:
         free = _plan(src, dst, shape, itemsize, cost_model, None)
         raise RedistributeError(
-            f"no plan from {src.compact_str} to {dst.compact_str} for shape {shape} ({itemsize} B per element) keeps every "
-            f"local tensor within memory_limit={memory_limit} B: the source takes {problem.local_bytes(problem.start)} B, the "
-            f"target {problem.local_bytes(problem.goal)} B, and the cheapest plan peaks at {free.peak_bytes} B. "
-            f"Raise the limit, or redistribute in parts."
+            f"no plan from {src.compact_str} to {dst.compact_str} for shape {shape} ({itemsize} B per element) keeps "
+            f"every local tensor within memory_limit={memory_limit} B: the source takes "
+            f"{problem.local_bytes(problem.start)} B, the target {problem.local_bytes(problem.goal)} B, and the cheapest "
+            f"plan peaks at {free.peak_bytes} B. Raise the limit, or redistribute in parts."
         )
     return problem.plan_of(moves)
 
@@ -193,18 +193,20 @@ class _Problem:
     def solve(self) -> list[Move] | None:
         """The moves of the cheapest plan.
 
-        A search among the axes that move and the places that lead somewhere is short, and finds a good plan. With its
-        cost as a bound, the whole graph is searched for a better one: to the end if the graph is small.
+        Up to three searches, each for something better than the one before it found: a short one among the axes that
+        move and the places that lead somewhere; one among all places of these axes; one in the whole graph. A small
+        graph is searched to the end.
         """
         axes = tuple(axis for axis, size in enumerate(self.mesh.shape) if size > 1)
         fixed = self._common_cuts()
         moving = self._moving_axes(axes, fixed)
-        good = self._search_in(self._moves(moving, fixed, self._useful_cuts(moving, fixed))).path(self.start)
-        whole = self._search_in(self._moves(axes, ((),) * len(self.shape), None))
-        small = _count_states(len(axes), len(self.shape)) <= _SMALL_GRAPH
-        # Only a memory limit can leave no way in the restricted graph; then the whole one decides, whatever it takes.
-        most_moves = None if small or good is None else _MOST_MOVES
-        best = whole.path(self.start, good.label if good else None, most_moves) or good
+        best = self._search_in(self._moves(moving, fixed, self._useful_cuts(moving, fixed))).path(self.start)
+        free: Dims = ((),) * len(self.shape)
+        for graph in ((moving, fixed), (axes, free)) if moving != axes or fixed != free else ((axes, free),):
+            # Only a memory limit can leave no way in the short search; then the others decide, whatever it takes.
+            small = best is None or _count_states(len(graph[0]), len(self.shape)) <= _SMALL_GRAPH
+            search = self._search_in(self._moves(*graph, None))
+            best = search.path(self.start, best.label if best else None, None if small else _MOST_MOVES) or best
         return best.moves if best else None
 
     def plan_of(self, moves: list[Move]) -> Plan:
@@ -257,7 +259,7 @@ class _Problem:
         return tuple(axis for axis in axes if axis not in still)
 
     def _useful_cuts(self, moving: tuple[int, ...], fixed: Dims) -> list[frozenset[Tokens]]:
-        """Per dim, cuts that lead from source to target: beginnings of either, and of the one followed by parts of the other.
+        """Per dim, cuts that lead from source to target: beginnings of either, and these followed by parts of the other.
 
         Axes that are cut in neither (pending ones, that is) may also cut the longest dim alone, so that a reduction over
         several axes can go level by level.
@@ -310,7 +312,7 @@ class _Problem:
 
 
 def _count_states(axes: int, dims: int) -> int:
-    """Number of ways to lay out a tensor of `dims` dims over so many axes: each cuts, in some order, or not, or is pending."""
+    """Number of layouts of `dims` dims over so many axes, each of which cuts (in some order), replicates or is pending."""
     choose = [factorial(axes) // factorial(cut) // factorial(axes - cut) for cut in range(axes + 1)]
     ordered = [prod(range(dims, dims + cut)) for cut in range(axes + 1)]
     return sum(choose[cut] * ordered[cut] * 2 ** (axes - cut) for cut in range(axes + 1))

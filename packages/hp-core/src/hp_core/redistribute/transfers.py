@@ -121,7 +121,8 @@ class Cuts:
         held = _products([self._overlaps(dim, before[dim], before[dim], axes) for dim in changed])
         kept = _products([self._overlaps(dim, before[dim], after[dim], axes) for dim in changed])
         rest = prod(self.longest(dim, before[dim]) for dim in range(len(before)) if dim not in changed)
-        return max(map(sub, held, kept)) * rest
+        most: int = max(map(sub, held, kept))
+        return most * rest
 
     def missing(self, held: Dims, wanted: Dims) -> int:
         """Elements of `wanted` that ranks don't hold under `held`, summed over the ranks of the mesh.

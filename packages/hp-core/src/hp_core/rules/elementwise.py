@@ -23,7 +23,7 @@ NONLINEAR_UNARY = """
     deg2rad rad2deg sinc i0 logit
 """
 NONLINEAR_BINARY = """
-    pow remainder fmod floor_divide maximum minimum fmax fmin atan2 hypot copysign xlogy logaddexp logaddexp2
+    rdiv pow remainder fmod floor_divide maximum minimum fmax fmin atan2 hypot copysign xlogy logaddexp logaddexp2
     eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor
     bitwise_left_shift bitwise_right_shift isclose nextafter heaviside
 """
@@ -134,9 +134,10 @@ def _lerp(call: OpCall) -> Strategy:
 
 @rule("where", "condition input other")
 def _where(call: OpCall) -> Strategy:
-    tensors = [isinstance(call.get(name), TensorSpec) for name in ("condition", "input", "other")]
-    both = all(tensors)
-    return elementwise(call, [PLAIN, ADDEND, ADDEND] if both else [PLAIN] * len(call.specs))
+    # the condition is known by its type: it comes first in where(condition, x, y), second in x.where(condition, y)
+    flag = get_platform().ops.named_dtypes["bool"]
+    roles = [PLAIN if spec.dtype is flag else ADDEND for spec in call.specs]
+    return elementwise(call, roles if roles.count(ADDEND) == 2 else [PLAIN] * len(call.specs))
 
 
 @rule("masked_fill", "input mask value")
@@ -150,6 +151,9 @@ def _cast(call: OpCall) -> Strategy:
     tensors = get_platform().tensors
     source = call.specs[0].dtype
     target = _target_dtype(call)
+    if len(call.specs) == 2:  # to(other), type_as(other): only the other's element type matters
+        alone = _cast(OpCall(call.name, {"input": call.specs[0], "dtype": call.specs[1].dtype}, call.specs[:1]))
+        return Strategy((*alone.layouts, call.specs[1].layout), alone.outputs, complete=frozenset({0}))
     widening = (
         target is not None
         and tensors.is_floating(target)

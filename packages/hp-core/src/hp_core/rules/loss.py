@@ -5,19 +5,22 @@ With logits cut along the classes, cross entropy is computed where they lie: two
 
 from __future__ import annotations
 
+from contextvars import ContextVar
+from functools import partial
 from math import prod
 from typing import Any
 
-from hp_core.errors import ShardingRuleError
+from hp_core.errors import LayoutError, ShardingRuleError
+from hp_core.layout import Layout
 from hp_core.platform import get_platform
 from hp_core.rules.registry import rule
 from hp_core.rules.rule import PLAIN, OpCall, Operand, Output, Strategy, solve
 from hp_core.rules.spec import TensorSpec
 
-__all__ = ["require_cut_classes"]
+__all__ = ["cut_classes_required"]
 
-require_cut_classes: list[bool] = []
-"""Not empty inside `loss_parallel()`: logits whose classes are not cut are then refused."""
+cut_classes_required = ContextVar("cut_classes_required", default=False)
+"""Set inside `loss_parallel()`: logits whose classes are not cut are then refused."""
 
 
 @rule(
@@ -49,11 +52,8 @@ def _cross_entropy(call: OpCall) -> Strategy:
 
     class_dim = 1 if batch else 0
     class_axes = strategy.layouts[0].axes_of(class_dim)
-    if require_cut_classes and not class_axes and logits.layout.mesh.size() > 1:
-        raise ShardingRuleError(
-            f"inside loss_parallel() the logits must be cut along the classes (dim {class_dim}), but they are laid out "
-            f"{logits.layout}. Make the last layer ColwiseParallel(use_local_output=False), or leave loss_parallel()."
-        )
+    if not class_axes and logits.layout.mesh.size() > 1:
+        strategy.check = partial(_refuse_whole_classes, class_dim, logits.layout)
     batch_axes = tuple(sorted(axis for axis, _ in strategy.outputs[0][0].partials))
     if not class_axes and not batch_axes:
         return strategy
@@ -78,6 +78,14 @@ def _cross_entropy(call: OpCall) -> Strategy:
         if call.name == "nll_loss":
             del strategy.bound["label_smoothing"]
     return strategy
+
+
+def _refuse_whole_classes(class_dim: int, layout: Layout) -> None:
+    if cut_classes_required.get():
+        raise LayoutError(
+            f"inside loss_parallel() the logits must be cut along the classes (dim {class_dim}), but they are laid out "
+            f"{layout}. Make the last layer ColwiseParallel(use_local_output=False), or leave loss_parallel()."
+        )
 
 
 @rule("mse_loss l1_loss", "input target size_average reduce reduction")

@@ -11,7 +11,7 @@ from typing import Any
 from hp_core.errors import ShardingRuleError
 from hp_core.rules.rule import OpCall, Strategy
 
-__all__ = ["Rule", "find_rule", "nearest_names", "register_sharding_rule", "rule", "rule_names"]
+__all__ = ["Rule", "find_rule", "nearest_names", "on_change", "register_sharding_rule", "rule", "rule_names"]
 
 RuleFunction = Callable[[OpCall], Strategy]
 
@@ -52,6 +52,8 @@ class Rule:
 _rules: dict[str, Rule] = {}
 _custom: dict[Any, Rule] = {}
 _loaded = False
+on_change: list[Callable[[], None]] = []
+"""Called when a rule is registered or changes its mind: whoever caches what rules said drops it."""
 
 
 def rule(
@@ -94,9 +96,8 @@ def register_sharding_rule(
         name = op if isinstance(op, str) else getattr(op, "__name__", str(op))
         entry = Rule(name, tuple(parameters.split()), function, sees_floats)
         _custom[op] = entry
-        from hp_core.dtensor.dispatch import dispatch_cache_clear
-
-        dispatch_cache_clear()
+        for changed in on_change:
+            changed()
         return function
 
     return register

@@ -131,6 +131,7 @@ class Strategy:
         local: name of a local implementation of the platform, instead of the op itself.
         bound: keyword arguments for it.
         complete: operands whose local gradient is already whole, so they never vary.
+        check: called before each such call; for what depends on more than the call itself.
     """
 
     layouts: tuple[Layout, ...]
@@ -139,6 +140,7 @@ class Strategy:
     local: str | None = None
     bound: dict[str, Any] = field(default_factory=dict)
     complete: frozenset[int] = frozenset()
+    check: Callable[[], None] | None = None
 
 
 Option = tuple[str, Any, Any] | None
@@ -178,8 +180,12 @@ def solve(
     best_cost = 0.0
     for choice in product(*options):
         strategy = _assign(operands, outputs, choice, reduced, aligned)
-        if strategy is None or (pinned is not None and strategy.layouts[pinned] is not operands[pinned].spec.layout):
+        if strategy is None:
             continue
+        if pinned is not None:  # what is written to keeps its layout, and that is the result's
+            kept = operands[pinned].spec.layout
+            if strategy.layouts[pinned] is not kept or strategy.outputs[0][0] is not kept:
+                continue
         cost = _cost(operands, strategy.layouts)
         if best is None or cost < best_cost:
             best, best_cost = strategy, cost

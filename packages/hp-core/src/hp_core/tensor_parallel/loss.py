@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from hp_core.rules.loss import cut_classes_required
+
 __all__ = ["loss_parallel"]
 
 
@@ -15,13 +17,8 @@ def loss_parallel() -> Iterator[None]:
     Cross entropy on cut logits never gathers them, inside this context or outside; the context makes sure that they *are* cut,
     so that a forgotten `use_local_output=False` or a gathered head is an error instead of memory and time lost.
     """
-    from hp_core.dtensor.dispatch import dispatch_cache_clear
-    from hp_core.rules.loss import require_cut_classes
-
-    require_cut_classes.append(True)
-    dispatch_cache_clear()
+    token = cut_classes_required.set(True)
     try:
         yield
     finally:
-        require_cut_classes.pop()
-        dispatch_cache_clear()
+        cut_classes_required.reset(token)

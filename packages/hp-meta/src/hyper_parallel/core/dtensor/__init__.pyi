@@ -8,6 +8,7 @@ from hp_core import Placement as Placement
 from hp_core import RaggedShard as RaggedShard
 from hp_core import Replicate as Replicate
 from hp_core import Shard as Shard
+from hp_core import SkipDTensorDispatch as SkipDTensorDispatch
 from hp_core import distribute_module as distribute_module
 from hp_core import distribute_tensor as distribute_tensor
 from hp_core import empty as empty
@@ -28,6 +29,7 @@ __all__ = [
     "RaggedShard",
     "Replicate",
     "Shard",
+    "SkipDTensorDispatch",
     "distribute_module",
     "distribute_tensor",
     "empty",
