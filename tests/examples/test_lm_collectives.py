@@ -17,7 +17,8 @@ from lm.trainer import Trainer
 from hp_core.platform.recorder import record_collectives
 from hp_core.testing import run_ranks
 
-BATCH, SEQUENCE, WIDTH, HIDDEN, LAYERS, VOCABULARY = 8, 32, 32, 64, 2, 256
+# A batch of 12: no activation then has the size of a weight, so bytes tell them apart.
+BATCH, SEQUENCE, WIDTH, HIDDEN, LAYERS, VOCABULARY = 12, 32, 32, 64, 2, 256
 ITEM = 8  # bytes of a float64
 SCORES = BATCH * SEQUENCE * ITEM  # one number for each byte that is predicted
 STREAM = SCORES * WIDTH  # the residual stream: batch x sequence x width

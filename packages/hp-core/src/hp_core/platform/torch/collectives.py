@@ -156,6 +156,8 @@ class TorchCollectives:
             assert pieces is not None
             output.copy_(pieces[0])
             return None
+        if output.device.type not in group.devices:
+            _refuse_device(output, group)
         options = ScatterOptions()
         options.rootRank = _position(source_rank, group)
         sends: list[list[torch.Tensor]] = [] if pieces is None else [list(pieces)]
@@ -170,7 +172,7 @@ class TorchCollectives:
         if active_logs:
             _record("send", tensor.nbytes, group, tensor)
         carried = tensor if tensor.dtype in _EVERYWHERE else _as_bytes(tensor)
-        return _finish(_require(group).send([carried], _position(peer, group), 0), f"send to {peer}", group, async_op)
+        return _finish(_require(group, tensor).send([carried], _position(peer, group), 0), f"send to {peer}", group, async_op)
 
     def recv(self, tensor: torch.Tensor, peer: int, group: Group, async_op: bool = False) -> Work | None:
         """Receive in place from a global rank."""
@@ -178,7 +180,7 @@ class TorchCollectives:
             _record("recv", 0, group, tensor)
         carried = tensor if tensor.dtype in _EVERYWHERE else _as_bytes(tensor)
         return _finish(
-            _require(group).recv([carried], _position(peer, group), 0), f"receive from {peer}", group, async_op
+            _require(group, tensor).recv([carried], _position(peer, group), 0), f"receive from {peer}", group, async_op
         )
 
     def exchange(
@@ -290,7 +292,10 @@ def _position(rank: int, group: Group) -> int:
     return group.ranks.index(rank)
 
 
-def _require(group: Group) -> Any:
+def _require(group: Group, tensor: torch.Tensor) -> Any:
+    """The native group of a point-to-point call."""
     if group.native is None:
         raise ProcessGroupError(f"the group of rank {group.ranks[0]} alone has no peer to send to.")
+    if tensor.device.type not in group.devices:
+        _refuse_device(tensor, group)
     return group.native

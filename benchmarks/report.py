@@ -1,0 +1,121 @@
+"""What all benchmarks write: a dated Markdown page with versions, command, tables and aims.
+
+A page may end with remarks written by hand (why an aim is missed, say); writing it again keeps everything below the mark.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+__all__ = ["BY_HAND", "Aim", "Section", "at_least", "at_most", "page", "table", "write_page"]
+
+BY_HAND = "<!-- Everything below this line is written by hand, and kept when the page is written again. -->"
+
+
+@dataclass(frozen=True)
+class Aim:
+    """One number that the design asks for.
+
+    Attributes:
+        name: what is measured.
+        goal: what is asked for, as text.
+        measured: what came out, as text.
+        met: whether that is enough.
+        missed_by: by how much it isn't, as text.
+    """
+
+    name: str
+    goal: str
+    measured: str
+    met: bool
+    missed_by: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """ "met", or "missed by" how much."""
+        return "met" if self.met else f"**missed** by {self.missed_by}"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page.
+
+    Attributes:
+        title: heading.
+        lines: Markdown lines.
+        aims: what the design asks of it.
+    """
+
+    title: str
+    lines: tuple[str, ...]
+    aims: tuple[Aim, ...] = ()
+
+
+def at_most(name: str, value: float, limit: float, unit: str = "x") -> Aim:
+    """An aim that is met up to a limit."""
+    over = f"{100 * (value / limit - 1):.0f} %"
+    return Aim(name, f"<= {limit:g}{unit}", f"{value:.2f}{unit}", value <= limit, over)
+
+
+def at_least(name: str, value: float, limit: float, unit: str = "x") -> Aim:
+    """An aim that is met from a limit on."""
+    under = f"{100 * (1 - value / limit):.0f} %"
+    return Aim(name, f">= {limit:g}{unit}", f"{value:.2f}{unit}", value >= limit, under)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> list[str]:
+    """A Markdown table; the first `left` columns are text, the others numbers."""
+    rule = ["---" if column < left else "---:" for column in range(len(head))]
+    return [f"| {' | '.join(head)} |", f"|{'|'.join(rule)}|", *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def page(
+    title: str, command: str, distributions: Sequence[str], sections: Sequence[Section], settings: Mapping[str, str] | None = None
+) -> str:
+    """A whole page: what ran where, the aims, then the sections."""
+    versions = ", ".join(f"{name} {_version(name)}" for name in distributions)
+    lines = [
+        f"# {title}",
+        "",
+        f"Command: {command}",
+        "",
+        f"{versions}; Python {platform.python_version()}, {platform.system()} {platform.machine()}, {_cpu()}.",
+        "",
+    ]
+    for name, value in (settings or {}).items():
+        lines += [f"{name}: {value}", ""]
+    aims = [aim for section in sections for aim in section.aims]
+    if aims:
+        rows = [(aim.name, aim.goal, aim.measured, aim.verdict) for aim in aims]
+        lines += ["## Aims", "", *table(("what", "aim", "measured", "verdict"), rows, left=4), ""]
+    for section in sections:
+        lines += [f"## {section.title}", "", *section.lines, ""]
+    return "\n".join(lines)
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a page, keeping what an earlier one of the same name has below the mark."""
+    remarks = ""
+    if path.exists():
+        _, mark, rest = path.read_text("utf-8").partition(BY_HAND)
+        remarks = rest if mark else ""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{text}\n{BY_HAND}\n{remarks.lstrip() and remarks}", "utf-8")
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "(from its source folder)"
+
+
+def _cpu() -> str:
+    """Model of the processor, as the system tells it."""
+    info = Path("/proc/cpuinfo")
+    names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+    return names[0] if names else platform.processor() or "unknown processor"
