@@ -19,6 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 __all__ = ["TorchCollectiveCount", "all_to_all_as_one", "fake_world"]
 
 
+_LOCAL = frozenset({"wait_tensor", "_wrap_tensor_autograd"})
+"""Ops beside the collectives that send nothing."""
+
+
 class TorchCollectiveCount(TorchDispatchMode):
     """Counts the collectives that torch's DTensor calls inside the block.
 
@@ -35,8 +39,9 @@ class TorchCollectiveCount(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func._schema.name
-        if name.startswith(("_c10d_functional", "_dtensor::shard_dim_alltoall")) and not name.endswith("wait_tensor"):
-            self.add(name.partition("::")[2], args, result)
+        kind = name.partition("::")[2]
+        if name.startswith(("_c10d_functional", "_dtensor::shard_dim_alltoall")) and kind not in _LOCAL:
+            self.add(kind, args, result)
         elif name.startswith("c10d::"):
             raise NotImplementedError(f"{name} isn't a functional collective; its bytes aren't counted")
         return result

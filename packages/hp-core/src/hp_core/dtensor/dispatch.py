@@ -20,7 +20,7 @@ from hp_core.mesh import as_mesh
 from hp_core.platform import get_platform
 from hp_core.process_group import on_destroy
 from hp_core.rules.registry import Rule, find_rule, nearest_names, on_change
-from hp_core.rules.rule import OpCall, Strategy
+from hp_core.rules.rule import OpCall, OutsideRule, Strategy
 from hp_core.rules.spec import TensorSpec, spec_of
 
 __all__ = ["DispatchCacheInfo", "SkipDTensorDispatch", "dispatch", "dispatch_cache_clear", "dispatch_cache_info"]
@@ -219,7 +219,7 @@ def _first_time(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ke
     call, nested = _read(rule, name, inplace, args, kwargs)
     try:
         strategy = rule.function(call)
-    except ShardingRuleError as error:
+    except OutsideRule as error:
         if inplace:
             raise
         return _fall_back(function, name, args, kwargs, error)

@@ -1,8 +1,8 @@
 """The cheapest way from one layout to another, as a `Plan`: found by search, remembered by value.
 
 `plan_redistribute` states the problem to `search`, which knows nothing of layouts, and turns the answer into steps for
-the executor. Up to three axes and four dims the plan is optimal; on larger meshes the effort is bounded, by numbers that
-are equal on all ranks.
+the executor. Up to three axes and four dims the plan is optimal; on larger meshes the effort is bounded, alike on all
+ranks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 _ATTOSECONDS = 10**18
 
 _SMALL_GRAPH = 300
-"""Graphs of up to so many states (three axes, four dims) are always searched to the end, which proves the plan optimal."""
+"""Graphs of up to so many states (three axes, four dims) are searched to the end, which makes the plan optimal."""
 
 _MOST_MOVES = 1000
 """In larger graphs a plan better than the first good one is looked for among so many moves."""
@@ -145,9 +145,9 @@ def _plan(
 ) -> Plan:
     if src.mesh is not dst.mesh:
         raise RedistributeError(
-            f"can't redistribute {src.compact_str} on {src.mesh!r} to {dst.compact_str} on {dst.mesh!r}: a plan stays on "
-            f"one mesh. Give both layouts the same mesh (shape, axis names and ranks), or gather with full_tensor() and "
-            f"distribute_tensor() the result on the other mesh."
+            f"can't redistribute {src.compact_str} on {src.mesh!r} to {dst.compact_str} on {dst.mesh!r}: a plan stays "
+            f"on one mesh. Give both layouts the same mesh (shape, axis names and ranks), or gather with full_tensor() "
+            f"and distribute_tensor() the result on the other mesh."
         )
     if itemsize < 1:
         raise RedistributeError(f"itemsize {itemsize}: an element has at least one byte.")
@@ -259,20 +259,16 @@ class _Problem:
         return tuple(axis for axis in axes if axis not in still)
 
     def _useful_cuts(self, moving: tuple[int, ...], fixed: Dims) -> list[frozenset[Tokens]]:
-        """Per dim, cuts that lead from source to target: beginnings of either, and these followed by parts of the other.
+        """Per dim, cuts that lead from source to target: beginnings of either, also followed by parts of the other.
 
-        Axes that are cut in neither (pending ones, that is) may also cut the longest dim alone, so that a reduction over
+        Axes that are cut in neither (pending ones, that is) may also cut the longest dim, so that a reduction over
         several axes can go level by level.
         """
-        placed = {token for dims in (self.start.dims, self.goal.dims) for tokens in dims for token in tokens}
-        spare = [
-            axis for axis in moving if axis not in placed and axis not in map(self.cuts.axis_of.__getitem__, placed)
-        ]
-        pieces = [
-            self.cuts.longest(dim, old) if not self.cuts.is_ragged((*old, 0)[0]) else 0
-            for dim, old in enumerate(self.start.dims)
-        ]
-        longest = pieces.index(max(pieces)) if pieces else None  # a scalar has no dim to cut
+        ends = (self.start.dims, self.goal.dims)
+        cut = {self.cuts.axis_of[token] for dims in ends for tokens in dims for token in tokens}
+        spare = [axis for axis in moving if axis not in cut]
+        lengths = [self.cuts.longest(dim, tokens) for dim, tokens in enumerate(self.start.dims)]
+        longest = lengths.index(max(lengths)) if lengths else None  # a scalar has no dim to cut
         useful = []
         for dim, (old, new) in enumerate(zip(self.start.dims, self.goal.dims, strict=True)):
             keep = len(fixed[dim])
@@ -312,7 +308,7 @@ class _Problem:
 
 
 def _count_states(axes: int, dims: int) -> int:
-    """Number of layouts of `dims` dims over so many axes, each of which cuts (in some order), replicates or is pending."""
+    """Number of layouts of `dims` dims over so many axes: each cuts (in some order), replicates or is pending."""
     choose = [factorial(axes) // factorial(cut) // factorial(axes - cut) for cut in range(axes + 1)]
     ordered = [prod(range(dims, dims + cut)) for cut in range(axes + 1)]
     return sum(choose[cut] * ordered[cut] * 2 ** (axes - cut) for cut in range(axes + 1))

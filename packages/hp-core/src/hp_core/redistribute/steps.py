@@ -105,7 +105,7 @@ class ReduceScatter(Step):
 
 @dataclass(frozen=True, slots=True)
 class AllToAll(Step):
-    """Undo innermost cuts and cut anew by the same axes; a rank sends what others' new boxes share with its own."""
+    """Undo innermost cuts, cut anew by the same axes: a rank sends what others' new boxes share with its own."""
 
     kind: ClassVar[str] = "all_to_all"
 

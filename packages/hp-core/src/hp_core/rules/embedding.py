@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from hp_core.errors import ShardingRuleError
 from hp_core.rules.registry import rule
-from hp_core.rules.rule import FACTOR, PLAIN, OpCall, Operand, Output, Strategy, solve
+from hp_core.rules.rule import FACTOR, PLAIN, OpCall, Operand, OutsideRule, Output, Strategy, solve
 
 __all__: list[str] = []
 
@@ -14,7 +13,7 @@ def _embedding(call: OpCall) -> Strategy:
     """Indices [...], weight [vocabulary, features] -> [..., features]"""
     for name in ("max_norm", "scale_grad_by_freq", "sparse"):
         if call.get(name):
-            raise ShardingRuleError(
+            raise OutsideRule(
                 f"embedding with {name}={call.get(name)!r} has no rule: it looks at other ranks' rows; leave it off."
             )
     ids, weight = call.spec("input"), call.spec("weight")

@@ -6,7 +6,7 @@ from typing import Any
 
 from hp_core.errors import ShardingRuleError
 from hp_core.rules.registry import rule
-from hp_core.rules.rule import FACTOR, PLAIN, OpCall, Operand, Output, Strategy, solve
+from hp_core.rules.rule import FACTOR, PLAIN, OpCall, Operand, OutsideRule, Output, Strategy, solve
 from hp_core.rules.spec import TensorSpec
 from hp_core.rules.view import ANY_PENDING
 
@@ -21,7 +21,7 @@ def _getitem(call: OpCall) -> Strategy:
     entries: list[Any] = list(index) if isinstance(index, tuple) else [index]
     for entry in entries:
         if not (entry is None or entry is Ellipsis or isinstance(entry, (slice, int))) or isinstance(entry, bool):
-            raise ShardingRuleError(
+            raise OutsideRule(
                 f"indexing a DTensor with {type(entry).__name__} has no rule; use index_select, gather or where, or index "
                 f".full_tensor()."
             )

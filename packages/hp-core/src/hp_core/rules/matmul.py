@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hp_core.errors import ShardingRuleError
 from hp_core.rules.registry import rule
-from hp_core.rules.rule import ADDEND, FACTOR, OpCall, Operand, Output, Strategy, solve
+from hp_core.rules.rule import ADDEND, FACTOR, OpCall, Operand, OutsideRule, Output, Strategy, solve
 from hp_core.rules.spec import TensorSpec
 
 __all__: list[str] = []
@@ -49,7 +49,7 @@ def _rmatmul(call: OpCall) -> Strategy:
 def _added_product(call: OpCall) -> Strategy:
     """Input + batch1 @ batch2, the input broadcast to the product."""
     if call.name == "addbmm":
-        raise ShardingRuleError("addbmm sums over the batch; write baddbmm(...).sum(0), which has a rule.")
+        raise OutsideRule("addbmm sums over the batch; write baddbmm(...).sum(0), which has a rule.")
     first, second = call.spec("batch1"), call.spec("batch2")
     left, right, result, shape = _matmul_labels(call, first, second)
     bias = call.spec("input")
@@ -70,7 +70,7 @@ def _einsum(call: OpCall) -> Strategy:
     """Any contraction whose subscripts are spelled out; labels are the subscripts themselves."""
     equation = str(call.get("equation")).replace(" ", "")
     if "..." in equation:
-        raise ShardingRuleError(f"einsum {equation!r}: spell out the dims that '...' stands for.")
+        raise OutsideRule(f"einsum {equation!r}: spell out the dims that '...' stands for.")
     inputs, arrow, output = equation.partition("->")
     terms = inputs.split(",")
     if not arrow:

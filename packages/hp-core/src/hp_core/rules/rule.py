@@ -17,7 +17,7 @@ from hp_core.platform import get_platform
 from hp_core.redistribute import plan_redistribute
 from hp_core.rules.spec import TensorSpec
 
-__all__ = ["ADDEND", "FACTOR", "PLAIN", "OpCall", "Operand", "Output", "Strategy", "solve"]
+__all__ = ["ADDEND", "FACTOR", "PLAIN", "OpCall", "Operand", "OutsideRule", "Output", "Strategy", "solve"]
 
 Label = Hashable
 
@@ -30,6 +30,10 @@ PLAIN = "plain"
 
 _LATENCY_BYTES = 200_000
 """What one message is worth in bytes on the wire when assignments are compared."""
+
+
+class OutsideRule(ShardingRuleError):  # noqa: N818 - it is no fault, the call goes elsewhere
+    """Raised by a rule that doesn't cover a legal call: the framework's own distributed op is tried instead."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class OpCall:
         """
         value = self.arguments.get(name)
         if not isinstance(value, TensorSpec):
-            raise ShardingRuleError(
+            raise OutsideRule(
                 f"{self.name}: argument {name!r} must be a DTensor, got {value!r}. Wrap plain tensors with distribute_tensor() or "
                 f"DTensor.from_local()."
             )

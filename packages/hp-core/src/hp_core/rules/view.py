@@ -36,10 +36,7 @@ def _reshape(call: OpCall) -> Strategy:
 
 @rule("view_as reshape_as", "input other")
 def _reshape_as(call: OpCall) -> Strategy:
-    strategy = reshaped(call, tuple(call.spec("other").shape))
-    return Strategy(
-        (*strategy.layouts, call.spec("other").layout), strategy.outputs, local="reshape_first", bound=strategy.bound
-    )
+    return _shaped_as_other(call, reshaped(call, tuple(call.spec("other").shape)), "reshape_first")
 
 
 @rule("flatten", "input start_dim end_dim")
@@ -137,15 +134,18 @@ def _broadcast_to(call: OpCall) -> Strategy:
 
 @rule("expand_as", "input other")
 def _expand_as(call: OpCall) -> Strategy:
-    strategy = _expanded(call, tuple(call.spec("other").shape))
-    return Strategy(
-        (*strategy.layouts, call.spec("other").layout), strategy.outputs, local="expand_first", bound=strategy.bound
-    )
+    return _shaped_as_other(call, _expanded(call, tuple(call.spec("other").shape)), "expand_first")
 
 
 @rule("detach alias", "input")
 def _same(call: OpCall) -> Strategy:
     return _permuted(call, list(range(call.specs[0].ndim)))
+
+
+def _shaped_as_other(call: OpCall, strategy: Strategy, local: str) -> Strategy:
+    """Of the other operand only the shape matters: it stays as it is, and its cuts make no gradient a contribution."""
+    layouts = (*strategy.layouts, call.spec("other").layout)
+    return Strategy(layouts, strategy.outputs, local=local, bound=strategy.bound, complete=frozenset({0}))
 
 
 def _permuted(call: OpCall, order: Sequence[int]) -> Strategy:

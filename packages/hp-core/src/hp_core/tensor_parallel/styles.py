@@ -80,14 +80,23 @@ class _Place:
         """Replicated but for this axis."""
         return with_axis(intern(self.mesh), self.axis, placement, ndim)
 
-    def take(self, value: Any, said: Placement | None, wanted: Placement | None) -> Any:
-        """An input as a DTensor laid out as wanted on this axis; `said` is how a plain tensor lies."""
+    def take(
+        self, value: Any, said: Placement | None, wanted: Placement | None, features: int | None = None
+    ) -> Any:
+        """An input as a DTensor laid out as wanted on this axis.
+
+        Args:
+            value: the input; what is no tensor passes through.
+            said: how a plain tensor lies.
+            wanted: how it shall lie; None leaves it.
+            features: global size of the last dim, if it is known; uneven parts can't be told from one of them.
+        """
         if not get_platform().tensors.is_tensor(value):
             return value
         if not isinstance(value, dtensor_type()):
             if said is None:
                 return value
-            value = self._from_plain(value, said)
+            value = self._from_plain(value, said, features)
         return self.move(value, wanted)
 
     def move(self, value: Any, wanted: Placement | None) -> Any:
@@ -108,11 +117,13 @@ class _Place:
             return value.to_local()  # type: ignore[attr-defined]
         return value
 
-    def _from_plain(self, value: Tensor, said: Placement) -> Any:
+    def _from_plain(self, value: Tensor, said: Placement, features: int | None) -> Any:
         self._require_single_axis("a plain tensor")
-        placements: list[Placement] = [Replicate()] * self.mesh.ndim
-        placements[self.axis] = said
-        return DTensorMethods.from_local(value, self.mesh, placements)
+        layout = self.parameter_layout(said, value.ndim)
+        shape = list(layout.infer_global_shape(tuple(value.shape)))
+        if features is not None:
+            shape[-1] = features
+        return DTensorMethods.from_local(value, layout, shape=shape)
 
     def _require_single_axis(self, what: str) -> None:
         others = [
@@ -187,7 +198,8 @@ class RowwiseParallel(ParallelStyle):
             return place.parameter_layout(placement, parameter.ndim)
 
         replace_parameters(module, place.path, layout_for, src_data_rank, replaced)
-        _arrange_first_input(module, place, self.input_layout, Shard(-1) if linear else Replicate())
+        features = dict(get_platform().modules.own_parameters(module))["weight"].shape[1] if linear else None
+        _arrange_first_input(module, place, self.input_layout, Shard(-1) if linear else Replicate(), features)
         _arrange_output(module, place, Partial(), self.output_layout, self.use_local_output)
 
 
@@ -413,9 +425,11 @@ def _linear_or_embedding(module: Any, place: _Place) -> str:
     return kind
 
 
-def _arrange_first_input(module: Any, place: _Place, said: Placement, wanted: Placement) -> None:
+def _arrange_first_input(
+    module: Any, place: _Place, said: Placement, wanted: Placement, features: int | None = None
+) -> None:
     def hook(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return (place.take(args[0], said, wanted), *args[1:]) if args else args, kwargs
+        return (place.take(args[0], said, wanted, features), *args[1:]) if args else args, kwargs
 
     get_platform().modules.hook_inputs(module, hook)
 
