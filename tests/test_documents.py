@@ -43,8 +43,6 @@ def test_blocks_run(path):
 
 
 def test_both_readmes_show_the_same_code():
-    english, chinese = (
-        [re.sub(r"\s*#.*", "", block) for block in python_blocks(path)] for path in DOCUMENTS[:2]
-    )
+    english, chinese = ([re.sub(r"\s*#.*", "", block) for block in python_blocks(path)] for path in DOCUMENTS[:2])
     assert english
     assert english == chinese

@@ -29,12 +29,14 @@ class TorchCollectiveCount(TorchDispatchMode):
     Attributes:
         messages: number of collectives.
         nbytes: bytes that this rank sends.
+        nbytes_on_cpu: the same, if every all-to-all is a gather of which a part is kept.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.messages = 0
         self.nbytes = 0
+        self.nbytes_on_cpu = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -49,6 +51,7 @@ class TorchCollectiveCount(TorchDispatchMode):
     def add(self, kind: str, args: Any, result: torch.Tensor) -> None:
         """Count one collective by its arguments and its result."""
         source = args[0]
+        sent_on_cpu = None
         if kind == "all_gather_into_tensor":
             sent = result.nbytes - source.nbytes
         elif kind == "reduce_scatter_tensor":
@@ -58,11 +61,13 @@ class TorchCollectiveCount(TorchDispatchMode):
             sent = -(-2 * (size - 1) * source.nbytes // size)
         elif kind == "shard_dim_alltoall":
             size = dist.distributed_c10d._resolve_process_group(args[3]).size()
-            sent = (size - 1) * source.nbytes // size
+            sent_on_cpu = (size - 1) * source.nbytes
+            sent = sent_on_cpu // size
         else:
             raise NotImplementedError(f"the bytes of torch's {kind} aren't known")
         self.messages += 1
         self.nbytes += sent
+        self.nbytes_on_cpu += sent if sent_on_cpu is None else sent_on_cpu
 
 
 @contextmanager

@@ -26,12 +26,11 @@ from hp_core import DTensor, Partial, Placement, Replicate, Shard, init_device_m
 from hp_core.layout import Layout, from_placements
 from hp_core.mesh import DeviceMesh
 from hp_core.redistribute import plan_redistribute
+from hp_core.redistribute.planner import DEFAULT_COST_MODEL, CostModel
 from hp_core.testing import close_ranks, record_collectives, run_ranks
 
-__all__ = ["MESHES", "SHAPES", "Cost", "Transition", "measure", "recorded", "section"]
+__all__ = ["CASES", "Case", "Cost", "Transition", "differing_from_wire", "measure", "section"]
 
-MESHES = ((2, 2), (2, 2, 2))
-SHAPES = ((16, 16), (13, 7))
 AXES = ("dp", "cp", "tp")
 ITEMSIZE = 4
 PLACEMENTS: dict[str, Placement] = {"R": Replicate(), "S0": Shard(0), "S1": Shard(1), "P": Partial()}
@@ -45,107 +44,160 @@ Words = tuple[str, ...]
 """One placement per mesh axis, as text."""
 
 
+class Case(NamedTuple):
+    """A mesh and a tensor on it."""
+
+    sizes: tuple[int, ...]
+    shape: tuple[int, int]
+
+    def __str__(self) -> str:
+        return f"{self.sizes}, {self.shape[0]} x {self.shape[1]}"
+
+    def layout(self, words: Words) -> Layout:
+        """The layout of these placements."""
+        mesh = DeviceMesh(self.sizes, AXES[: len(self.sizes)])
+        return from_placements(mesh, [PLACEMENTS[word] for word in words], len(self.shape))
+
+    def pairs(self) -> list[tuple[Words, Words]]:
+        """All ordered pairs of different layouts."""
+        words = product(PLACEMENTS, repeat=len(self.sizes))
+        return [(src, dst) for src, dst in product(words, repeat=2) if src != dst]
+
+
+CASES = tuple(Case(sizes, shape) for sizes in ((2, 2), (2, 2, 2)) for shape in ((16, 16), (13, 7)))
+
+
 class Cost(NamedTuple):
     """What a transition puts on the wire: rounds of communication, and bytes that the busiest rank sends."""
 
     messages: int
     nbytes: int
 
+    def ordered(self, bytes_first: bool) -> tuple[int, int]:
+        """To be compared: what counts most comes first."""
+        return (self.nbytes, self.messages) if bytes_first else (self.messages, self.nbytes)
+
+
+# No plan has both the fewest messages and the fewest bytes. Small tensors want the one, large ones the other:
+# the planner's cost model decides, and so each of its two ends is compared.
+OBJECTIVES: dict[bool, tuple[str, CostModel]] = {
+    False: ("messages first", DEFAULT_COST_MODEL),
+    True: ("bytes first", CostModel(latency=1e-9, bandwidth=1e3)),
+}
+
 
 @dataclass(frozen=True)
 class Transition:
-    """One transition and what it costs.
+    """One transition and what it costs; `ours` and `optimum` by whether bytes come first.
 
     Attributes:
         src: placements to start from.
         dst: placements to reach.
         ours: hp-core's plan.
-        optimum: fewest messages, and of those ways the fewest bytes.
+        optimum: the best there is.
         torch: torch's DTensor with a true all-to-all; None where it refuses.
-        torch_cpu: the same as it runs on CPU, where it gathers instead.
+        torch_bytes_on_cpu: bytes of the same on CPU, where it gathers instead.
     """
 
     src: Words
     dst: Words
-    ours: Cost
-    optimum: Cost
+    ours: dict[bool, Cost]
+    optimum: dict[bool, Cost]
     torch: Cost | None
-    torch_cpu: Cost | None
+    torch_bytes_on_cpu: int
 
-    @property
-    def above_torch(self) -> bool:
-        """Whether hp-core needs more messages, or more bytes, than torch."""
-        return self.torch is not None and (self.ours.messages > self.torch.messages or self.ours.nbytes > self.torch.nbytes)
+    def against_torch(self, bytes_first: bool) -> int:
+        """1 where hp-core costs more than torch, -1 where it costs less, 0 where equal or torch refuses."""
+        if self.torch is None:
+            return 0
+        ours, torchs = self.ours[bytes_first].ordered(bytes_first), self.torch.ordered(bytes_first)
+        return (ours > torchs) - (ours < torchs)
 
 
-def section(meshes: Iterable[tuple[int, ...]] = MESHES) -> Section:
+def section(cases: Sequence[Case] = CASES) -> Section:
     """Count, and tell of it."""
-    rows, aims, notes, worst = [], [], [], []
-    for sizes in meshes:
-        for shape in SHAPES:
-            transitions = measure(sizes, shape)
-            name = f"{sizes}, {' x '.join(map(str, shape))}"
-            rows.append(_row(name, transitions))
-            aims += _aims(f"transitions on {name}", transitions)
-            worst += [(name, one) for one in _widest_gaps(transitions)]
-            if prod(sizes) == 4:
-                wrong = _against_wire(transitions, recorded(sizes, shape))
-                notes.append(f"{name}: {wrong} of {len(transitions)} plans differ from what four ranks recorded.")
+    rows, aims, notes, gaps = [], [], [], []
+    for case, transitions in zip(cases, measure(cases), strict=True):
+        for bytes_first, (objective, _) in OBJECTIVES.items():
+            rows.append((str(case), objective, *_row(transitions, bytes_first)))
+            aims += _aims(f"transitions on {case}, {objective}", transitions, bytes_first)
+        gaps += [_gap(case, one) for one in sorted(transitions, key=_gap_size, reverse=True)[:3]]
+        if prod(case.sizes) == 4:
+            wrong = differing_from_wire(case, transitions)
+            notes.append(f"{case}: {len(transitions) - wrong} of {len(transitions)} plans are what four ranks recorded.")
+            aims.append(Aim(f"transitions on {case}: plans are what ranks send", "all", notes[-1], not wrong, f"{wrong}"))
     head = (
-        "mesh, tensor", "transitions", "ours = optimum", "torch refuses", "torch needs more", "messages ours : torch",
-        "bytes ours : torch", "bytes torch on CPU",
+        "mesh, tensor", "objective", "transitions", "ours = optimum", "torch refuses", "ours below torch", "equal", "above",
+        "messages ours : torch", "bytes ours : torch", "bytes torch on CPU",
     )  # fmt: skip
     lines = [
-        f"All ordered pairs of different layouts made of {', '.join(PLACEMENTS)} (pending sum), one per mesh axis, of float32 tensors. "
-        "Optimum: fewest messages, then fewest bytes, by brute force over all layouts. Bytes: sent by the busiest rank, "
-        "summed over the transitions that torch can do. Torch gets the flattened meshes that it needs for merging "
-        "collectives, and its all-to-all is counted as one; the last column is what it really sends on CPU, where it gathers instead.",
+        f"All ordered pairs of different layouts made of {', '.join(PLACEMENTS)} (pending sum), one per mesh axis, of float32 "
+        "tensors; the optimum by brute force over all layouts. No plan has both the fewest messages and the fewest bytes: "
+        "*messages first* is what hp-core does by default with tensors as small as these, *bytes first* what it does "
+        "with large ones. Bytes: sent by the busiest rank. The sums are over the transitions that torch can do (it refuses to "
+        "make a sum pending). Torch gets the flattened meshes that it needs for merging collectives, and its all-to-all is "
+        "counted as one; the last column is what it really sends on CPU, where it gathers instead.",
         "",
-        *table(head, rows),
+        *table(head, rows, left=2),
         "",
         *notes,
         "",
-        "Where torch needs most, compared with ours:",
+        "Where torch needs most more messages than ours (messages first):",
         "",
-        *table(("mesh, tensor", "from", "to", "messages ours : torch", "bytes ours : torch"), [_gap(*one) for one in worst], left=3),
+        *table(("mesh, tensor", "from", "to", "messages ours : torch", "bytes ours : torch"), gaps, left=3),
     ]
     return Section("Messages and bytes of every transition", tuple(lines), tuple(aims))
 
 
-def measure(sizes: tuple[int, ...], shape: tuple[int, int]) -> list[Transition]:
-    """The cost of all transitions of a tensor on a mesh of these sizes."""
-    mesh = DeviceMesh(sizes, AXES[: len(sizes)])
-    layouts = {words: _layout(mesh, words) for words in _all_words(len(sizes))}
-    best = _optima(mesh, layouts.values(), shape)
-    pairs = [(src, dst) for src, dst in product(layouts, repeat=2) if src != dst]
+def measure(cases: Sequence[Case]) -> list[list[Transition]]:
+    """The cost of all transitions, for each case."""
     try:
         # in a process of its own: what torch remembers of a world that pretends must not meet a real one
-        [counted] = run_ranks(1, count_torch, sizes, shape, pairs, timeout=300.0, init=False)
+        [counted] = run_ranks(1, _count_torch, list(cases), timeout=600.0, init=False)
     finally:
         close_ranks()
+    return [_transitions(case, torchs) for case, torchs in zip(cases, counted, strict=True)]
+
+
+def differing_from_wire(case: Case, transitions: Sequence[Transition]) -> int:
+    """How many default plans promise something else than the busiest of real ranks records."""
+    ranks = run_ranks(prod(case.sizes), _record, case, timeout=300.0)
+    return sum(
+        one.ours[False] != Cost(max(cost.messages for cost in costs), max(cost.nbytes for cost in costs))
+        for one, costs in zip(transitions, zip(*ranks, strict=True), strict=True)
+    )
+
+
+def _transitions(case: Case, torchs: Sequence[tuple[Cost | None, int]]) -> list[Transition]:
+    best = {bytes_first: _optima(case, bytes_first) for bytes_first in OBJECTIVES}
     transitions = []
-    for (src, dst), (ideal, on_cpu) in zip(pairs, counted, strict=True):
-        plan = plan_redistribute(layouts[src], layouts[dst], shape, ITEMSIZE)
-        ours = Cost(plan.messages, plan.nbytes)
-        transitions.append(Transition(src, dst, ours, best[layouts[src], layouts[dst]], ideal, on_cpu))
+    for (src, dst), (torchs_cost, on_cpu) in zip(case.pairs(), torchs, strict=True):
+        ends = case.layout(src), case.layout(dst)
+        ours = {}
+        for bytes_first, (_, model) in OBJECTIVES.items():
+            plan = plan_redistribute(*ends, case.shape, ITEMSIZE, cost_model=model)
+            ours[bytes_first] = Cost(plan.messages, plan.nbytes)
+        optimum = {bytes_first: best[bytes_first][ends] for bytes_first in OBJECTIVES}
+        transitions.append(Transition(src, dst, ours, optimum, torchs_cost, on_cpu))
     return transitions
 
 
-def count_torch(
-    sizes: tuple[int, ...], shape: tuple[int, int], pairs: Sequence[tuple[Words, Words]]
-) -> list[tuple[Cost | None, Cost | None]]:
-    """Run all transitions with torch's DTensor as rank 0, which holds most; with an ideal all-to-all, and as on CPU."""
-    mesh = DeviceMesh(sizes, AXES[: len(sizes)])
-    with fake_world(prod(sizes)):
-        native = torch_mesh("cpu", sizes, mesh_dim_names=mesh.mesh_dim_names)
-        for names in _merged(mesh.mesh_dim_names):
+def _count_torch(cases: Sequence[Case]) -> list[list[tuple[Cost | None, int]]]:
+    """Run all transitions with torch's DTensor as rank 0, which holds most; the cost, and its bytes on CPU."""
+    return [_count_torch_in(case) for case in cases]
+
+
+def _count_torch_in(case: Case) -> list[tuple[Cost | None, int]]:
+    with fake_world(prod(case.sizes)), all_to_all_as_one():
+        native = torch_mesh("cpu", case.sizes, mesh_dim_names=AXES[: len(case.sizes)])
+        for names in _merged(AXES[: len(case.sizes)]):
             native[names]._flatten("_".join(names))
 
-        def cost(src: Words, dst: Words) -> Cost | None:
-            local = torch.zeros(_layout(mesh, src).local_shape(shape, rank=0))
+        def cost(src: Words, dst: Words) -> tuple[Cost | None, int]:
+            local = torch.zeros(case.layout(src).local_shape(case.shape, rank=0))
             where = [TORCH_PLACEMENTS[word] for word in src]
             tensor = torch_tensor.DTensor.from_local(
-                local, native, where, run_check=False, shape=torch.Size(shape), stride=(shape[1], 1)
+                local, native, where, run_check=False, shape=torch.Size(case.shape), stride=(case.shape[1], 1)
             )
             try:
                 with TorchCollectiveCount() as count:
@@ -153,43 +205,50 @@ def count_torch(
             except RuntimeError as error:
                 if "redistributing to Partial is for internal use only" not in str(error):
                     raise
-                return None
-            return Cost(count.messages, count.nbytes)
+                return None, 0
+            return Cost(count.messages, count.nbytes), count.nbytes_on_cpu
 
-        with all_to_all_as_one():
-            ideal = [cost(src, dst) for src, dst in pairs]
-        return list(zip(ideal, (cost(src, dst) for src, dst in pairs), strict=True))
+        return [cost(src, dst) for src, dst in case.pairs()]
 
 
-def recorded(sizes: tuple[int, ...], shape: tuple[int, int]) -> list[list[Cost]]:
-    """What the recorder sees on every rank of a real world, for each transition in the order of `measure`."""
-    return run_ranks(prod(sizes), _record, sizes, shape, timeout=300.0)
-
-
-def _record(sizes: tuple[int, ...], shape: tuple[int, int]) -> list[Cost]:
-    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=AXES[: len(sizes)])
+def _record(case: Case) -> list[Cost]:
+    """What the recorder sees on this rank of a real world."""
+    init_device_mesh("cpu", case.sizes, mesh_dim_names=AXES[: len(case.sizes)])
     costs = []
-    for src, dst in product(_all_words(len(sizes)), repeat=2):
-        if src != dst:
-            layout = _layout(mesh, src)
-            tensor = DTensor.from_local(torch.zeros(layout.local_shape(shape)), layout, shape=shape)
-            with record_collectives() as log:
-                tensor.redistribute(_layout(mesh, dst))
-            costs.append(Cost(sum(record.kind != "recv" for record in log), log.nbytes))
+    for src, dst in case.pairs():
+        layout = case.layout(src)
+        tensor = DTensor.from_local(torch.zeros(layout.local_shape(case.shape)), layout, shape=case.shape)
+        with record_collectives() as log:
+            tensor.redistribute(case.layout(dst))
+        costs.append(Cost(sum(record.kind != "recv" for record in log), log.nbytes))
     return costs
+
+
+def _merged(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """All sets of at least two axes, in mesh order."""
+    chosen = product((False, True), repeat=len(names))
+    return [tuple(name for name, keep in zip(names, keeps, strict=True) if keep) for keeps in chosen if sum(keeps) > 1]
 
 
 # -- the optimum ----------------------------------------------------------------------------------------------------
 
 
-def _optima(mesh: DeviceMesh, layouts: Iterable[Layout], shape: tuple[int, int]) -> dict[tuple[Layout, Layout], Cost]:
-    """Fewest messages, then fewest bytes, between all pairs of layouts."""
+def _optima(case: Case, bytes_first: bool) -> dict[tuple[Layout, Layout], Cost]:
+    """The best there is, between all pairs of layouts."""
     exhaustive = _brute_force()
-    dear = 10**9  # one message outweighs all bytes, so that the cost of a way can be read off its sum
-    graph = exhaustive.BruteForce(exhaustive.all_layouts(mesh, len(shape)), shape, ITEMSIZE, dear, (1,) * mesh.ndim)
-    return {
-        (src, dst): Cost(*divmod(cost, dear)) for src in layouts for dst, cost in graph.costs_from(src).items()
-    }
+    mesh = DeviceMesh(case.sizes, AXES[: len(case.sizes)])
+    # what comes first outweighs all of the other, so that both can be read off the cost of a way
+    latency, byte_time, weight = (1, 10**6, 10**6) if bytes_first else (10**9, 1, 10**9)
+    graph = exhaustive.BruteForce(
+        exhaustive.all_layouts(mesh, len(case.shape)), case.shape, ITEMSIZE, latency, (byte_time,) * mesh.ndim
+    )
+    found = {}
+    for words in product(PLACEMENTS, repeat=len(case.sizes)):
+        src = case.layout(words)
+        for dst, price in graph.costs_from(src).items():
+            first, second = divmod(price, weight)
+            found[src, dst] = Cost(second, first) if bytes_first else Cost(first, second)
+    return found
 
 
 def _brute_force() -> ModuleType:
@@ -205,87 +264,44 @@ def _brute_force() -> ModuleType:
     return importlib.import_module(f"{name}.brute_force")
 
 
-# -- words ----------------------------------------------------------------------------------------------------------
-
-
-def _all_words(axes: int) -> list[Words]:
-    return list(product(PLACEMENTS, repeat=axes))
-
-
-def _layout(mesh: DeviceMesh, words: Words) -> Layout:
-    return from_placements(mesh, [PLACEMENTS[word] for word in words], 2)
-
-
-def _merged(names: Sequence[str]) -> list[tuple[str, ...]]:
-    """All sets of at least two axes, in mesh order."""
-    chosen = product((False, True), repeat=len(names))
-    return [tuple(name for name, keep in zip(names, keeps, strict=True) if keep) for keeps in chosen if sum(keeps) > 1]
-
-
 # -- the page -------------------------------------------------------------------------------------------------------
 
 
-def _row(name: str, transitions: Sequence[Transition]) -> tuple[str, ...]:
-    known = [one for one in transitions if one.torch is not None]
-    more = [one for one in known if one.torch is not None and one.ours < one.torch]
-    messages = [sum(cost.messages for cost in costs) for costs in _columns(known)]
-    nbytes = [sum(cost.nbytes for cost in costs) for costs in _columns(known)]
+def _row(transitions: Sequence[Transition], bytes_first: bool) -> tuple[str, ...]:
+    known = [(one.ours[bytes_first], one.torch) for one in transitions if one.torch is not None]
+    signs = [one.against_torch(bytes_first) for one in transitions if one.torch is not None]
     return (
-        name,
         str(len(transitions)),
-        f"{sum(one.ours == one.optimum for one in transitions)}",
+        str(sum(one.ours[bytes_first] == one.optimum[bytes_first] for one in transitions)),
         str(len(transitions) - len(known)),
-        str(len(more)),
-        f"{messages[0]} : {messages[1]}",
-        f"{nbytes[0]} : {nbytes[1]}",
-        str(nbytes[2]),
+        *(str(signs.count(sign)) for sign in (-1, 0, 1)),
+        _sums((ours.messages, torchs.messages) for ours, torchs in known),
+        _sums((ours.nbytes, torchs.nbytes) for ours, torchs in known),
+        str(sum(one.torch_bytes_on_cpu for one in transitions)),
     )
 
 
-def _columns(known: Sequence[Transition]) -> tuple[list[Cost], list[Cost], list[Cost]]:
-    """Costs of ours, of torch with an all-to-all, and of torch on CPU."""
-    return (
-        [one.ours for one in known],
-        [one.torch for one in known if one.torch is not None],
-        [one.torch_cpu for one in known if one.torch_cpu is not None],
-    )
+def _sums(pairs: Iterable[tuple[int, int]]) -> str:
+    ours, torchs = zip(*pairs, strict=True)
+    return f"{sum(ours)} : {sum(torchs)}"
 
 
-def _aims(name: str, transitions: Sequence[Transition]) -> list[Aim]:
-    worse = sum(one.ours != one.optimum for one in transitions)
-    above = sum(one.above_torch for one in transitions)
+def _aims(name: str, transitions: Sequence[Transition], bytes_first: bool) -> list[Aim]:
+    worse = sum(one.ours[bytes_first] != one.optimum[bytes_first] for one in transitions)
+    above = sum(one.against_torch(bytes_first) > 0 for one in transitions)
     count = len(transitions)
     return [
-        Aim(f"{name}: the optimum", "= optimum", f"{count - worse} of {count}", not worse, f"{worse} transitions"),
-        Aim(f"{name}: torch DTensor", "never above torch", f"{above} above", not above, f"{above} transitions"),
+        Aim(name, "= optimum", f"{count - worse} of {count}", not worse, f"{worse} transitions"),
+        Aim(name, "never above torch", f"{above} above", not above, f"{above} transitions"),
     ]
 
 
-def _widest_gaps(transitions: Sequence[Transition], most: int = 3) -> list[Transition]:
-    """Where torch needs most more, messages first."""
-    gaps = [one for one in transitions if one.torch is not None and one.ours < one.torch]
-    return sorted(gaps, key=_gap_size, reverse=True)[:most]
-
-
 def _gap_size(one: Transition) -> tuple[int, int]:
-    assert one.torch is not None
-    return one.torch.messages - one.ours.messages, one.torch.nbytes - one.ours.nbytes
+    ours = one.ours[False]
+    return (0, 0) if one.torch is None else (one.torch.messages - ours.messages, one.torch.nbytes - ours.nbytes)
 
 
-def _gap(name: str, one: Transition) -> tuple[str, ...]:
-    assert one.torch is not None
-    return (
-        name,
-        ", ".join(one.src),
-        ", ".join(one.dst),
-        f"{one.ours.messages} : {one.torch.messages}",
-        f"{one.ours.nbytes} : {one.torch.nbytes}",
-    )
-
-
-def _against_wire(transitions: Sequence[Transition], ranks: Sequence[Sequence[Cost]]) -> int:
-    """How many plans promise something else than the busiest rank has recorded."""
-    return sum(
-        one.ours != Cost(max(cost.messages for cost in costs), max(cost.nbytes for cost in costs))
-        for one, costs in zip(transitions, zip(*ranks, strict=True), strict=True)
-    )
+def _gap(case: Case, one: Transition) -> tuple[str, ...]:
+    ours, torchs = one.ours[False], one.torch or Cost(0, 0)
+    ends = (", ".join(one.src), ", ".join(one.dst))
+    return (str(case), *ends, f"{ours.messages} : {torchs.messages}", f"{ours.nbytes} : {torchs.nbytes}")

@@ -29,7 +29,7 @@ class TestRefusedBeforeJoining:
     def test_nccl_without_cuda_names_gloo(self):
         from hp_core.platform.torch.processes import check_backend
 
-        with pytest.raises(ProcessGroupError, match="needs CUDA.*gloo"):
+        with pytest.raises(ProcessGroupError, match=r"needs CUDA.*gloo"):
             check_backend("nccl", cuda=False, torch_npu=False)
 
     def test_unknown_backend_lists_the_known_ones(self):
@@ -91,7 +91,9 @@ class TestDevices:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("torch.distributed.get_backend", lambda _: "gloo")
-            with pytest.raises(ProcessGroupError, match="shape \\(2, 3\\).*'npu'.*ranks \\[0, 1\\].*'gloo'.*backend='hccl'"):
+            with pytest.raises(
+                ProcessGroupError, match=r"shape \(2, 3\).*'npu'.*ranks \[0, 1\].*'gloo'.*backend='hccl'"
+            ):
                 refused()
 
     def test_every_collective_refuses_a_tensor_its_group_cannot_carry(self):
@@ -304,6 +306,6 @@ def test_bad_layouts_are_refused_alike():
     assert_same_error(2, bad, LayoutError, r"no mesh axis 'dp'; the axes are \{'tp': 2\}", "unknown axis")
     assert_same_error(2, bad, LayoutError, "axis 'tp' is used twice", "axis twice")
     assert_same_error(2, bad, LayoutError, "Shard|S\\(1\\)|dims", "dim")
-    assert_same_error(2, bad, LayoutError, r"local tensor of shape \(3, 2\).*\(4, 2\).*its part is \(2, 2\)", "local shape")
-
-
+    assert_same_error(
+        2, bad, LayoutError, r"local tensor of shape \(3, 2\).*\(4, 2\).*its part is \(2, 2\)", "local shape"
+    )

@@ -297,10 +297,6 @@ def from_placements(mesh: DeviceMesh, placements: Sequence[Any], ndim: int | Non
         elif isinstance(placement, Partial):
             partials.append((axis, placement.reduce_op))
         elif isinstance(placement, RaggedShard):
-            if len(placement.units) != mesh.shape[axis]:
-                raise LayoutError(
-                    f"{placement} names {len(placement.units)} shares, but axis {mesh.mesh_dim_names[axis]!r} has {mesh.shape[axis]} ranks."
-                )
             dims.setdefault(0, []).append(axis)
             ragged = placement.units
     dim_axes = tuple(tuple(dims.get(dim, ())) for dim in range(max(dims, default=-1) + 1))
@@ -350,6 +346,9 @@ def _check(mesh: DeviceMesh, dim_axes: DimAxes, partials: Partials, ragged: tupl
         raise LayoutError(f"pending reductions of different kinds can't be mixed: {names}; reduce one of them first.")
     if ragged is not None and (not dim_axes or len(dim_axes[0]) != 1):
         raise LayoutError(f"ragged shares {ragged} must be the only cut of dim 0.")
+    if ragged is not None and len(ragged) != mesh.shape[dim_axes[0][0]]:
+        name, size = mesh.mesh_dim_names[dim_axes[0][0]], mesh.shape[dim_axes[0][0]]
+        raise LayoutError(f"ragged shares {ragged} are {len(ragged)}, but axis {name!r} has {size} ranks.")
 
 
 def _from_native(placement: Any) -> Placement:

@@ -31,7 +31,10 @@ def test_every_element_type_travels():
             results["all_gather"] = (gathered, pair.view(-1))
             reduced = own.clone()
             calls.all_reduce(reduced, "sum", group)
-            results["all_reduce"] = (reduced, (own.int() + other.int()).to(dtype) if dtype.is_complex is False else own + other)
+            results["all_reduce"] = (
+                reduced,
+                (own.int() + other.int()).to(dtype) if dtype.is_complex is False else own + other,
+            )
             part = torch.empty(2, dtype=dtype)
             calls.reduce_scatter(part, own, "sum", group)
             results["reduce_scatter"] = (part, results["all_reduce"][1][2 * rank : 2 * rank + 2])
@@ -91,7 +94,12 @@ def test_records_are_exact():
             with record_collectives() as inner:
                 calls.all_reduce(x, "max", group)
             calls.all_to_all(torch.empty(8), x, [2] * 4, [2] * 4, group)
-        return [(r.kind, r.nbytes, r.group_size, r.dtype, r.reduce_op) for r in log], len(inner), log.nbytes, log.summary()
+        return (
+            [(r.kind, r.nbytes, r.group_size, r.dtype, r.reduce_op) for r in log],
+            len(inner),
+            log.nbytes,
+            log.summary(),
+        )
 
     records, inner, total, summary = run_ranks(4, record)[0]
     assert records == [

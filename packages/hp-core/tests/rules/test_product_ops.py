@@ -33,7 +33,11 @@ def test_matmul(check_ops: Callable[..., None], ranks: int) -> None:
         ranks,
         [
             ("@", lambda x, y: x @ y, "5x3 3x4;4x6 6x2;3 3x4;5x3 3;3 3;1x3 3x1"),
-            ("batched", lambda x, y: torch.matmul(x, y), "2x5x3 2x3x4;2x5x3 3x4;5x3 2x3x4;2x1x5x3 3x3x4;2x5x3 3;3 2x3x4"),
+            (
+                "batched",
+                lambda x, y: torch.matmul(x, y),
+                "2x5x3 2x3x4;2x5x3 3x4;5x3 2x3x4;2x1x5x3 3x3x4;2x5x3 3;3 2x3x4",
+            ),
             ("mm", lambda x, y: torch.mm(x, y), "5x3 3x4"),
             ("mm keyword", lambda x, y: torch.mm(x, mat2=y), "5x3 3x4"),
             ("bmm", lambda x, y: torch.bmm(x, y), "3x5x2 3x2x4"),

@@ -66,7 +66,11 @@ def test_other_reductions(check_ops: Callable[..., None], ranks: int) -> None:
             ("var", lambda x: (x.var(), x.var(0), x.var(-1, keepdim=True), torch.var(x, dim=(0, 1))), "5x3"),
             ("var correction", lambda x: (x.var(0, correction=0), x.var(unbiased=False), x.var(0, False)), "5x3"),
             ("std", lambda x: (x.std(), x.std(0), torch.std(x, dim=-1, correction=0)), "5x3"),
-            ("logsumexp", lambda x: (x.logsumexp(0), torch.logsumexp(x, dim=-1, keepdim=True), x.logsumexp((0, 1))), "5x3"),
+            (
+                "logsumexp",
+                lambda x: (x.logsumexp(0), torch.logsumexp(x, dim=-1, keepdim=True), x.logsumexp((0, 1))),
+                "5x3",
+            ),
         ],
     )
 
@@ -80,10 +84,18 @@ def test_norms(check_ops: Callable[..., None], ranks: int) -> None:
             ("norm p", lambda x: (x.norm(1), x.norm(3), x.norm(float("inf")), x.norm(2.0, 0)), "5x3"),
             ("norm dim", lambda x: (x.norm(dim=-1), torch.norm(x, 2, dim=0, keepdim=True)), "5x3"),
             ("vector_norm", lambda x: torch.linalg.vector_norm(x), "5x3;4x6"),
-            ("vector_norm ord", lambda x: (torch.linalg.vector_norm(x, 1), torch.linalg.vector_norm(x, float("inf"))), "5x3"),
+            (
+                "vector_norm ord",
+                lambda x: (torch.linalg.vector_norm(x, 1), torch.linalg.vector_norm(x, float("inf"))),
+                "5x3",
+            ),
             ("vector_norm dim", lambda x: torch.linalg.vector_norm(x, ord=3, dim=(0,), keepdim=True), "5x3"),
             ("vector_norm -inf, 0", lambda x: torch.linalg.vector_norm(x, float("-inf")), "5x3"),
-            ("linalg norm", lambda x: (torch.linalg.norm(x), torch.linalg.norm(x, dim=-1), torch.linalg.norm(x, 2, 0)), "5x3"),
+            (
+                "linalg norm",
+                lambda x: (torch.linalg.norm(x), torch.linalg.norm(x, dim=-1), torch.linalg.norm(x, 2, 0)),
+                "5x3",
+            ),
             ("fro", lambda x: torch.norm(x, p="fro"), "5x3"),
             ("normalize", lambda x: F.normalize(x, dim=-1), "5x3"),
         ],

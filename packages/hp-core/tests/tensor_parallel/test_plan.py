@@ -35,11 +35,15 @@ def _apply(which: str) -> None:
         "no style": lambda: parallelize_module(model, mesh, {"norm": "colwise"}),
         "no plan": lambda: parallelize_module(model, mesh),
         "norm": lambda: parallelize_module(model, mesh, {"norm": column}),
-        "axis": lambda: parallelize_module(model, init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b")), {"norm": column}),
+        "axis": lambda: parallelize_module(
+            model, init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b")), {"norm": column}
+        ),
         "tied": lambda: parallelize_module(tied, mesh, {"a": column, "b": RowwiseParallel()}),
         "plain": lambda: parallelize_module(model["layers"][0], grid, {"wq": column})["wq"](torch.ones(2, 4)),
         "inputs": lambda: parallelize_module(
-            model["norm"], mesh, PrepareModuleInput(input_layouts=(Shard(0), Shard(0)), desired_input_layouts=(Replicate(),) * 2)
+            model["norm"],
+            mesh,
+            PrepareModuleInput(input_layouts=(Shard(0), Shard(0)), desired_input_layouts=(Replicate(),) * 2),
         )(torch.ones(2, 4)),
         "lengths": lambda: PrepareModuleInput(input_layouts=(Shard(0),), desired_input_layouts=(Shard(0), Shard(0))),
     }[which]()

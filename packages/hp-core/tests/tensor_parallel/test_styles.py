@@ -73,7 +73,11 @@ def test_styles_equal_the_dense_module(case):
         dense, model = case.model(), case.model()
         torch.manual_seed(1)
         batch, seq = 4, 6
-        x = torch.randint(0, 11, (batch, seq)) if case.name == "embedding" else torch.randn(batch, seq, 8, dtype=torch.float64)
+        x = (
+            torch.randint(0, 11, (batch, seq))
+            if case.name == "embedding"
+            else torch.randn(batch, seq, 8, dtype=torch.float64)
+        )
         target = torch.randn(batch, seq, 11 if case.name == "embedding" else 8, dtype=torch.float64)
         expected = ((dense(x) - target) ** 2).mean()
         expected.backward()
@@ -212,7 +216,9 @@ def test_loss_parallel_never_gathers_logits():
         except LayoutError as error:
             refused = str(error)
         F.cross_entropy(head(x).redistribute(placements=[Replicate()]), labels)
-        error = max(abs(loss.item() - expected.item()), (head.weight.grad.full_tensor() - dense.weight.grad).abs().max().item())
+        error = max(
+            abs(loss.item() - expected.item()), (head.weight.grad.full_tensor() - dense.weight.grad).abs().max().item()
+        )
         return error, log.nbytes, refused
 
     for error, nbytes, refused in run_ranks(2, losses):

@@ -304,13 +304,12 @@ def _refuse_plain_tensors(name: str, args: tuple[Any, ...], kwargs: dict[str, An
         if type(value) in (list, tuple):
             for item in value:
                 check(item)
-        elif is_tensor(value) and type(value) is not _DTensor:
-            if value.ndim or value.requires_grad:
-                raise LayoutError(
-                    f"{name} got a plain tensor of shape {tuple(value.shape)} among DTensors. Say how it lies: "
-                    f"distribute_tensor(t, mesh, placements) if it is the global value, DTensor.from_local(t, mesh, placements) if "
-                    f"it is this rank's part, or distribute_module(module, mesh) for parameters and buffers of a module."
-                )
+        elif is_tensor(value) and type(value) is not _DTensor and (value.ndim or value.requires_grad):
+            raise LayoutError(
+                f"{name} got a plain tensor of shape {tuple(value.shape)} among DTensors. Say how it lies: "
+                f"distribute_tensor(t, mesh, placements) if it is the global value, DTensor.from_local(t, mesh, placements) if "
+                f"it is this rank's part, or distribute_module(module, mesh) for parameters and buffers of a module."
+            )
 
     for value in (*args, *kwargs.values()):
         check(value)

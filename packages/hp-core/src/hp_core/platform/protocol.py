@@ -211,7 +211,7 @@ class TensorTools(Protocol):
         """Whether the element type is floating point or complex."""
 
     def dtype_name(self, dtype: DType) -> str:
-        """ "float32", "int64", ..."""
+        """Its name: "float32", "int64", ..."""
 
     def dtype_of_name(self, name: str) -> DType:
         """The element type called so."""
@@ -318,7 +318,7 @@ class ModuleTools(Protocol):
         """The module and all below it, with dotted names; the root is ""."""
 
     def kind(self, module: Any) -> str:
-        """ "linear", "embedding", or "other"."""
+        """Either "linear", "embedding", or "other"."""
 
     def own_parameters(self, module: Any) -> list[tuple[str, Tensor]]:
         """Parameters that the module itself holds."""

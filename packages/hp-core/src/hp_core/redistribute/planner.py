@@ -160,8 +160,8 @@ def _plan(
         raise RedistributeError(
             f"no plan from {src.compact_str} to {dst.compact_str} for shape {shape} ({itemsize} B per element) keeps "
             f"every local tensor within memory_limit={memory_limit} B: the source takes "
-            f"{problem.local_bytes(problem.start)} B, the target {problem.local_bytes(problem.goal)} B, and the cheapest "
-            f"plan peaks at {free.peak_bytes} B. Raise the limit, or redistribute in parts."
+            f"{problem.local_bytes(problem.start)} B, the target {problem.local_bytes(problem.goal)} B, and the "
+            f"cheapest plan peaks at {free.peak_bytes} B. Raise the limit, or redistribute in parts."
         )
     return problem.plan_of(moves)
 

@@ -112,7 +112,7 @@ class AllToAll(Step):
 
 @dataclass(frozen=True, slots=True)
 class Permute(Step):
-    """An all-to-all in which every rank sends to at most one other rank and receives from at most one: point to point."""
+    """An all-to-all in which every rank sends to at most one other and receives from at most one: point to point."""
 
     kind: ClassVar[str] = "permute"
 

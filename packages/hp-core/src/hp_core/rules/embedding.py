@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hp_core.rules.registry import rule
-from hp_core.rules.rule import FACTOR, PLAIN, OpCall, Operand, OutsideRule, Output, Strategy, solve
+from hp_core.rules.rule import FACTOR, PLAIN, OpCall, Operand, Output, OutsideRule, Strategy, solve
 
 __all__: list[str] = []
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from hp_core.errors import ShardingRuleError
 from hp_core.rules.registry import rule
-from hp_core.rules.rule import FACTOR, PLAIN, OpCall, Operand, OutsideRule, Output, Strategy, solve
+from hp_core.rules.rule import FACTOR, PLAIN, OpCall, Operand, Output, OutsideRule, Strategy, solve
 from hp_core.rules.spec import TensorSpec
 from hp_core.rules.view import ANY_PENDING
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hp_core.errors import ShardingRuleError
 from hp_core.rules.registry import rule
-from hp_core.rules.rule import ADDEND, FACTOR, OpCall, Operand, OutsideRule, Output, Strategy, solve
+from hp_core.rules.rule import ADDEND, FACTOR, OpCall, Operand, Output, OutsideRule, Strategy, solve
 from hp_core.rules.spec import TensorSpec
 
 __all__: list[str] = []

@@ -88,6 +88,12 @@ def _norm(x, p=2, dim=None, keepdim=False, dtype=None):  # type: ignore[no-untyp
     return _vector_norm(x, 2 if p in ("fro", None) else p, dim, keepdim, dtype)
 
 
+@rule("normalize", "input p dim eps", sees_floats=True, decomposed=True)
+def _normalize(x, p=2.0, dim=1, eps=1e-12):  # type: ignore[no-untyped-def]
+    """Divided by the p-norm along a dim, which need not be whole."""
+    return x / _vector_norm(x, p, dim, True).clamp_min(eps)
+
+
 def _reduction(call: OpCall, reduce_op: str, role: str) -> Strategy:
     spec, dims = call.specs[0], call.dims()
     labels = tuple(None if d in dims and reduce_op != "sum" and _some_empty(spec, d) else d for d in range(spec.ndim))

@@ -17,7 +17,7 @@ from hp_core.platform import get_platform
 from hp_core.redistribute import plan_redistribute
 from hp_core.rules.spec import TensorSpec
 
-__all__ = ["ADDEND", "FACTOR", "PLAIN", "OpCall", "Operand", "OutsideRule", "Output", "Strategy", "solve"]
+__all__ = ["ADDEND", "FACTOR", "PLAIN", "OpCall", "Operand", "Output", "OutsideRule", "Strategy", "solve"]
 
 Label = Hashable
 
@@ -32,7 +32,7 @@ _LATENCY_BYTES = 200_000
 """What one message is worth in bytes on the wire when assignments are compared."""
 
 
-class OutsideRule(ShardingRuleError):  # noqa: N818 - it is no fault, the call goes elsewhere
+class OutsideRule(ShardingRuleError):
     """Raised by a rule that doesn't cover a legal call: the framework's own distributed op is tried instead."""
 
 
@@ -181,7 +181,7 @@ def solve(
     reduced = reduced or {}
     options = [_options(operands, axis, keeps) for axis in range(mesh.ndim)]
     best: Strategy | None = None
-    best_cost = 0.0
+    best_cost = float("inf")
     for choice in product(*options):
         strategy = _assign(operands, outputs, choice, reduced, aligned)
         if strategy is None:
@@ -190,8 +190,8 @@ def solve(
             kept = operands[pinned].spec.layout
             if strategy.layouts[pinned] is not kept or strategy.outputs[0][0] is not kept:
                 continue
-        cost = _cost(operands, strategy.layouts)
-        if best is None or cost < best_cost:
+        cost = _cost(operands, strategy.layouts, best_cost)
+        if cost < best_cost:
             best, best_cost = strategy, cost
             if not cost:
                 break
@@ -299,7 +299,8 @@ def _sizes(operands: Sequence[Operand]) -> dict[Label, int]:
     }
 
 
-def _cost(operands: Sequence[Operand], layouts: Sequence[Layout]) -> float:
+def _cost(operands: Sequence[Operand], layouts: Sequence[Layout], limit: float) -> float:
+    """What moving the operands costs; at least `limit` is all that is told of what isn't cheaper."""
     total = 0
     itemsize = get_platform().tensors.itemsize
     for operand, layout in zip(operands, layouts, strict=True):
@@ -308,4 +309,6 @@ def _cost(operands: Sequence[Operand], layouts: Sequence[Layout]) -> float:
             plan = plan_redistribute(spec.layout, layout, tuple(spec.shape), itemsize(spec.dtype))
             # a copy without communication is cheap, but not free: prefer the operand that already lies right
             total += plan.nbytes + _LATENCY_BYTES * plan.messages + 1
+            if total >= limit:
+                break
     return total

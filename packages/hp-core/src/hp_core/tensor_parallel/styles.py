@@ -80,9 +80,7 @@ class _Place:
         """Replicated but for this axis."""
         return with_axis(intern(self.mesh), self.axis, placement, ndim)
 
-    def take(
-        self, value: Any, said: Placement | None, wanted: Placement | None, features: int | None = None
-    ) -> Any:
+    def take(self, value: Any, said: Placement | None, wanted: Placement | None, features: int | None = None) -> Any:
         """An input as a DTensor laid out as wanted on this axis.
 
         Args:
@@ -133,8 +131,8 @@ class _Place:
         ]
         if others:
             raise PlanError(
-                f"{self.style} of module {self.path!r}: {what} can't say how it lies on axes {others} of {self.mesh!r}. On a mesh of "
-                f"several axes keep activations DTensors: use_local_output=False, and inputs made by "
+                f"{self.style} of module {self.path!r}: {what} can't say how it lies on axes {others} of {self.mesh!r}. "
+                f"On a mesh of several axes keep activations DTensors: use_local_output=False, and inputs made by "
                 f"DTensor.from_local(batch, mesh, placements)."
             )
 
@@ -303,7 +301,8 @@ class PrepareModuleOutput(ParallelStyle):
             values = tuple(output) if several else (output,)
             if len(values) != len(self.said):
                 raise PlanError(
-                    f"PrepareModuleOutput of module {place.path!r} describes {len(self.said)} outputs, but the module gave {len(values)}."
+                    f"PrepareModuleOutput of module {place.path!r} describes {len(self.said)} outputs, but the module gave "
+                    f"{len(values)}."
                 )
             given = [
                 place.give(value, said, wanted, self.use_local_output)

@@ -172,7 +172,9 @@ class TorchCollectives:
         if active_logs:
             _record("send", tensor.nbytes, group, tensor)
         carried = tensor if tensor.dtype in _EVERYWHERE else _as_bytes(tensor)
-        return _finish(_require(group, tensor).send([carried], _position(peer, group), 0), f"send to {peer}", group, async_op)
+        return _finish(
+            _require(group, tensor).send([carried], _position(peer, group), 0), f"send to {peer}", group, async_op
+        )
 
     def recv(self, tensor: torch.Tensor, peer: int, group: Group, async_op: bool = False) -> Work | None:
         """Receive in place from a global rank."""

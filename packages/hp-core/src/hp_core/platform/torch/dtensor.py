@@ -373,6 +373,7 @@ class _TorchFace:
     _forget: Callable[[], None]
     _untie: Callable[[], None]
     full_tensor: Callable[..., torch.Tensor]
+    reduce_partial: Callable[[], Any]
 
 
 def handler_of(function: Any) -> Callable[..., Any] | None:
@@ -404,7 +405,7 @@ def autograd_backward(
     inputs: Any = None,
 ) -> None:
     """`torch.autograd.backward` on DTensors: the same on their local tensors."""
-    tensors = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+    tensors = _settled((tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors))
     given = grad_tensors if grad_tensors is not None else grad_variables
     gradients = (given,) * len(tensors) if given is None or isinstance(given, torch.Tensor) else tuple(given)
     if inputs is not None:
@@ -420,7 +421,7 @@ def autograd_backward(
 
 def autograd_grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     """`torch.autograd.grad` on DTensors: the same on their local tensors, the results laid out by the law."""
-    outputs = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+    outputs = _settled((outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs))
     inputs = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
     given = (
         (grad_outputs,) * len(outputs)
@@ -440,6 +441,21 @@ def autograd_grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: An
         else result
         for tensor, result in zip(inputs, results, strict=True)
     )
+
+
+def _settled(roots: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Roots whose pending reductions are sums only, to which every rank's addend has the dense gradient.
+
+    Of a pending maximum the gradient belongs to the ranks that hold it, of an average each rank has its share: those
+    reductions are done first, since that is where gradients are dealt out.
+    """
+    with torch.enable_grad():
+        return tuple(
+            root.reduce_partial()
+            if isinstance(root, _TorchFace) and any(reduce_op != "sum" for _, reduce_op in root._spec.layout.partials)
+            else root
+            for root in roots
+        )
 
 
 def _root_gradient(tensor: Any, gradient: Any) -> torch.Tensor | None:

@@ -109,7 +109,9 @@ def cross_entropy_cut_classes(
     in_range(safe, total_classes, f"cross_entropy: a target (other than ignore_index={ignore_index})")
     sample_weight = valid.to(own.dtype) if weight is None else torch.where(valid, weight[safe], 0).to(own.dtype)
     own_weight = None if weight is None or not label_smoothing else weight[start:stop].to(own.dtype)
-    losses: torch.Tensor = _cut_classes(own, safe, valid, sample_weight, own_weight, label_smoothing, class_group, classes)
+    losses: torch.Tensor = _cut_classes(
+        own, safe, valid, sample_weight, own_weight, label_smoothing, class_group, classes
+    )
     if reduction == "none":
         return losses
     if reduction == "sum":

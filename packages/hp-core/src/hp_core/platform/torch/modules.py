@@ -23,7 +23,7 @@ class TorchModuleTools:
         return list(module.named_modules())
 
     def kind(self, module: nn.Module) -> str:
-        """ "linear", "embedding", or "other"."""
+        """Either "linear", "embedding", or "other"."""
         return (
             "linear" if isinstance(module, nn.Linear) else "embedding" if isinstance(module, nn.Embedding) else "other"
         )

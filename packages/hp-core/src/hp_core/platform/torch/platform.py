@@ -5,7 +5,6 @@ The device is chosen once, here: npu if torch_npu is loaded and sees one, else c
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -62,6 +61,7 @@ def create_platform() -> TorchPlatform:
 
 
 def _device_type() -> str:
-    if "torch_npu" in sys.modules and getattr(torch, "npu").is_available():
+    npu = getattr(torch, "npu", None)  # torch_npu adds it
+    if npu is not None and npu.is_available():
         return "npu"
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -43,7 +43,7 @@ class TorchTensorTools:
         return dtype.is_floating_point or dtype.is_complex
 
     def dtype_name(self, dtype: torch.dtype) -> str:
-        """ "float32", "int64", ..."""
+        """Its name: "float32", "int64", ..."""
         return str(dtype).removeprefix("torch.")
 
     def dtype_of_name(self, name: str) -> torch.dtype:
