@@ -182,7 +182,7 @@ def test_the_global_shape_follows_from_even_shards(layout: Layout) -> None:
         ((Shard(0),), r"1 placements \[S\(0\)\] for the 2 axes of DeviceMesh\(dp=2, tp=2\)"),
         ((Shard(-1), Replicate()), r"S\(-1\) counts dims from the end"),
         ((Partial("sum"), Partial("max")), r"different kinds can't be mixed: \{'dp': 'sum', 'tp': 'max'\}"),
-        ((RaggedShard((1, 2, 3)), Replicate()), r"names 3 shares, but axis 'dp' has 2 ranks"),
+        ((RaggedShard((1, 2, 3)), Replicate()), r"are 3, but axis 'dp' has 2 ranks"),
         ((RaggedShard((1, 2)), Shard(0)), r"ragged shares \(1, 2\) must be the only cut of dim 0"),
     ],
 )

@@ -17,14 +17,16 @@ __all__ = ["TorchOps"]
 
 _ALIASES = {
     "absolute": "abs", "arccos": "acos", "arcsin": "asin", "arctan": "atan", "arctan2": "atan2", "clip": "clamp",
-    "concat": "cat", "concatenate": "cat", "divide": "div", "true_divide": "div", "truediv": "div", "rtruediv": "rdiv",
-    "rdiv": "rdiv", "fix": "trunc", "greater": "gt", "greater_equal": "ge", "less": "lt", "less_equal": "le",
-    "moveaxis": "movedim", "multiply": "mul", "negative": "neg", "not_equal": "ne", "subtract": "sub",
-    "swapaxes": "transpose", "swapdims": "transpose", "invert": "bitwise_not", "and": "bitwise_and", "or": "bitwise_or",
-    "xor": "bitwise_xor", "radd": "add", "rmul": "mul", "rpow": "pow", "rmod": "remainder", "rfloordiv": "floor_divide",
-    "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift", "rlshift": "bitwise_left_shift", "rrshift": "bitwise_right_shift",
-    "rand": "bitwise_and", "ror": "bitwise_or", "rxor": "bitwise_xor", "iand": "bitwise_and_", "ior": "bitwise_or_", "ixor": "bitwise_xor_",
-    "iadd": "add_", "isub": "sub_", "imul": "mul_", "itruediv": "div_", "floordiv": "floor_divide", "mod": "remainder", "conj_physical": "conj", "special_expit": "sigmoid",
+    "concat": "cat", "concatenate": "cat", "divide": "div", "true_divide": "div", "truediv": "div",
+    "rtruediv": "rdiv", "rdiv": "rdiv", "fix": "trunc", "greater": "gt", "greater_equal": "ge", "less": "lt",
+    "less_equal": "le", "moveaxis": "movedim", "multiply": "mul", "negative": "neg", "not_equal": "ne",
+    "subtract": "sub", "swapaxes": "transpose", "swapdims": "transpose", "invert": "bitwise_not",
+    "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "radd": "add", "rmul": "mul", "rpow": "pow",
+    "rmod": "remainder", "rfloordiv": "floor_divide", "lshift": "bitwise_left_shift",
+    "rshift": "bitwise_right_shift", "rlshift": "bitwise_left_shift", "rrshift": "bitwise_right_shift",
+    "rand": "bitwise_and", "ror": "bitwise_or", "rxor": "bitwise_xor", "iand": "bitwise_and_", "ior": "bitwise_or_",
+    "ixor": "bitwise_xor_", "iadd": "add_", "isub": "sub_", "imul": "mul_", "itruediv": "div_",
+    "floordiv": "floor_divide", "mod": "remainder", "conj_physical": "conj", "special_expit": "sigmoid",
     "ger": "outer", "log_sigmoid": "logsigmoid", "_threshold": "threshold",
 }  # fmt: skip
 """Other spellings of one op; dunder underscores are taken off first."""
