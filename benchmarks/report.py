@@ -74,7 +74,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> 
 
 
 def page(
-    title: str, command: str, distributions: Sequence[str], sections: Sequence[Section], settings: Mapping[str, str] | None = None
+    title: str,
+    command: str,
+    distributions: Sequence[str],
+    sections: Sequence[Section],
+    settings: Mapping[str, str] | None = None,
 ) -> str:
     """A whole page: what ran where, the aims, then the sections."""
     versions = ", ".join(f"{name} {_version(name)}" for name in distributions)
@@ -117,5 +121,9 @@ def _version(distribution: str) -> str:
 def _cpu() -> str:
     """Model of the processor, as the system tells it."""
     info = Path("/proc/cpuinfo")
-    names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+    names = (
+        [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        if info.exists()
+        else []
+    )
     return names[0] if names else platform.processor() or "unknown processor"

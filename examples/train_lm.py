@@ -17,7 +17,7 @@ import torch
 from lm.check import TOLERANCES, compare_runs, trace_run
 from lm.checkpoint import Checkpoint, find_start, load_checkpoint, save_checkpoint
 from lm.config import DTYPES, ConfigError, ModelSizes, RunConfig, parse_mesh
-from lm.parallel import launched_world_size, mesh_of_this_job
+from lm.parallel import launched_world_size, mesh_of_this_job, require_device
 from lm.report import Report, SilentReport
 from lm.text import Text, load_standard_library
 from lm.trainer import Trainer
@@ -50,7 +50,7 @@ DEFAULTS, SIZES = RunConfig(), ModelSizes()
 @click.option("--eval-batches", default=DEFAULTS.eval_batches, help="Batches of a validation.")
 @click.option("--name", default="train_lm", help="The run's files go to RUNS/NAME.")
 @click.option("--runs", type=click.Path(path_type=Path), default=Path("runs"), help="Folder of all runs.")
-@click.option("--save-every", default=0, help="Steps between checkpoints; 0: none.")
+@click.option("--save-every", type=click.IntRange(min=0), default=0, help="Steps between checkpoints; 0: none.")
 @click.option("--resume", is_flag=True, help="Go on from the run's last checkpoint (any mesh).")
 @click.option(
     "--check", is_flag=False, flag_value="3", type=int, help="Compare the first N (3) steps with one process."
@@ -58,6 +58,8 @@ DEFAULTS, SIZES = RunConfig(), ModelSizes()
 def main(name: str, runs: Path, save_every: int, resume: bool, check: int | None, **flags: object) -> None:
     """Train a byte-level transformer on the standard library's sources."""
     try:
+        if Path(name).name != name or name == "..":
+            raise ConfigError(f"--name {name!r} must be the plain name of a folder in --runs")
         config = config_of_flags(**flags)
         validate_check(config, check)
         text = load_standard_library(config.max_bytes, config.sizes.sequence)
@@ -84,6 +86,7 @@ def config_of_flags(**flags: object) -> RunConfig:
     mesh = parse_mesh(str(mesh_text)) if mesh_text else ()
     config = RunConfig(sizes=ModelSizes(**sizes), mesh=mesh, **flags)  # type: ignore[arg-type]
     config.validate(processes or 1)
+    require_device(config.device)
     return config
 
 
@@ -126,13 +129,15 @@ def train(
 
 def check_against_one_process(config: RunConfig, text: Text, mesh: DeviceMesh | None, steps: int) -> bool:
     """Compares the first steps on the mesh with the same on one dense process; rank 0 does that and says the result."""
+    first = is_first_rank(mesh)
+    if first:
+        click.echo(f"check       {steps} steps on {config.mesh_text} against one process, largest relative differences:")
     run = trace_run(config, text, steps, mesh)
-    if not is_first_rank(mesh):
+    if not first:
         return True
     difference = compare_runs(run, trace_run(config, text, steps))
     tolerance = TOLERANCES[config.dtype]
     agrees = difference.largest <= tolerance
-    click.echo(f"check       {steps} steps on {config.mesh_text} against one process, largest relative differences:")
     click.echo(f"            loss {difference.loss:.1e}")
     click.echo(f"            gradient of the first step {difference.gradient:.1e} ({difference.gradient_of})")
     click.echo(f"            parameter {difference.parameter:.1e} ({difference.parameter_of})")

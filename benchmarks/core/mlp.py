@@ -100,7 +100,9 @@ def _check(modules: dict[str, nn.Module], full: nn.Module, x: torch.Tensor, grad
     expected = full(reference)
     expected.backward(gradient)
     rank = dist.get_rank()
-    cuts = [parameter.grad.chunk(RANKS, dim)[rank] for parameter, dim in zip(full.parameters(), (0, 0, 1), strict=False)]
+    cuts = [
+        parameter.grad.chunk(RANKS, dim)[rank] for parameter, dim in zip(full.parameters(), (0, 0, 1), strict=False)
+    ]
     for module in modules.values():
         own = x.clone().requires_grad_()
         output = module(own)

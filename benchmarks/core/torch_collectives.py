@@ -12,6 +12,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import placement_types
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,7 +34,7 @@ class TorchCollectiveCount(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.messages = 0
         self.nbytes = 0
         self.nbytes_on_cpu = 0
@@ -57,10 +58,10 @@ class TorchCollectiveCount(TorchDispatchMode):
         elif kind == "reduce_scatter_tensor":
             sent = source.nbytes - result.nbytes
         elif kind in ("all_reduce", "all_reduce_"):
-            size = dist.distributed_c10d._resolve_process_group(args[2]).size()
+            size = _resolve_process_group(args[2]).size()
             sent = -(-2 * (size - 1) * source.nbytes // size)
         elif kind == "shard_dim_alltoall":
-            size = dist.distributed_c10d._resolve_process_group(args[3]).size()
+            size = _resolve_process_group(args[3]).size()
             sent_on_cpu = (size - 1) * source.nbytes
             sent = sent_on_cpu // size
         else:
@@ -92,7 +93,14 @@ def all_to_all_as_one() -> Iterator[None]:
 
 @contextmanager
 def fake_world(size: int) -> Iterator[None]:
-    """This process as rank 0 of a world that only pretends to communicate."""
+    """This process as rank 0 of a world that only pretends to communicate.
+
+    What torch remembers of it must not meet a real world: use it in a process that has none.
+    """
+    if dist.is_initialized():
+        raise RuntimeError(
+            "fake_world() would take the place of this process's real group; call it in a process without one"
+        )
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
     try:
         yield

@@ -132,13 +132,13 @@ class RunConfig:
             "--d-hidden": self.sizes.d_hidden,
             "--sequence": self.sizes.sequence,
             "--batch": self.batch,
+            "--max-bytes": self.max_bytes,
             "--eval-batches": self.eval_batches,
         }
         for flag, value in numbers.items():
             if value < 1:
                 raise ConfigError(f"{flag} {value} must be at least 1")
-        if self.steps < 0:
-            raise ConfigError(f"--steps {self.steps} must not be negative")
+        self._validate_training()
         if self.sizes.d_model % self.sizes.heads or self.sizes.head_width % 2:
             raise ConfigError(
                 f"--d-model {self.sizes.d_model} with --heads {self.sizes.heads} must give each head an even, whole "
@@ -146,6 +146,20 @@ class RunConfig:
             )
         if self.dtype not in DTYPES:
             raise ConfigError(f"--dtype {self.dtype} is unknown: use one of {', '.join(DTYPES)}")
+
+    def _validate_training(self) -> None:
+        if not 0 < self.lr < math.inf:
+            raise ConfigError(f"--lr {self.lr} must be a positive, finite number")
+        numbers = {
+            "--steps": self.steps,
+            "--warmup": self.warmup,
+            "--weight-decay": self.weight_decay,
+            "--clip": self.clip,
+            "--eval-every": self.eval_every,
+        }
+        for flag, value in numbers.items():
+            if not 0 <= value < math.inf:
+                raise ConfigError(f"{flag} {value} must be 0 or a positive number")
 
 
 def parse_mesh(text: str) -> tuple[tuple[str, int], ...]:

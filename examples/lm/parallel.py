@@ -7,6 +7,7 @@ law of gradients.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -31,13 +32,33 @@ from hp_core import (
     parallelize_module,
 )
 
-from .config import RunConfig
+from .config import ConfigError, RunConfig
 
 
 def launched_world_size() -> int | None:
     """How many processes the launcher (torchrun) started; None when this is a plain process."""
     size = os.environ.get("WORLD_SIZE")
     return None if size is None else int(size)
+
+
+def require_device(device: str) -> None:
+    """Refuses a device that this process can't use.
+
+    Raises:
+        ConfigError: Its package is missing or fails, or it sees none.
+    """
+    if device == "cpu":
+        return
+    try:
+        if device == "npu":
+            importlib.import_module("torch_npu")
+        available = torch.get_device_module(device).is_available()
+    except Exception as error:  # torch_npu fails in many ways where CANN is missing
+        raise ConfigError(
+            f"--device {device} can't be used ({error}): npu needs the package torch_npu and CANN's set_env.sh sourced"
+        ) from error
+    if not available:
+        raise ConfigError(f"--device {device}: PyTorch sees none in this process; use --device cpu")
 
 
 @contextmanager

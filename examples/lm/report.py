@@ -100,7 +100,7 @@ class Report:
                 console=self.console,
             )
             self._task: TaskID = self._progress.add_task(
-                "train", total=self.config.steps, completed=self.done, status=""
+                "train", total=self.config.steps, completed=self.done, status="planning the first step"
             )
             self._progress.start()
         return self

@@ -110,7 +110,9 @@ class Trainer:
     def _clip(self) -> float | None:
         if not self.config.clip:
             return None
-        return float(dense(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)))
+        # As one list the norms of all sharded gradients are reduced in one message.
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip, foreach=True)
+        return float(dense(norm))
 
 
 def learning_rate(config: RunConfig, step: int) -> float:

@@ -117,6 +117,11 @@ def test_a_run_resumes_on_another_mesh(tmp_path: Path, mesh: str) -> None:
         (["--mesh", "tp=4", "--sequence-parallel", "--sequence", "30"], "--sequence 30 can't be cut into tp=4"),
         (["--d-model", "30"], "an even, whole width"),
         (["--layers", "0"], "--layers 0 must be at least 1"),
+        (["--max-bytes", "0"], "--max-bytes 0 must be at least 1"),
+        (["--lr", "nan"], "--lr nan must be a positive, finite number"),
+        (["--clip", "-1"], "--clip -1.0 must be 0 or a positive number"),
+        (["--save-every", "-1"], "-1 is not in the range x>=0"),
+        (["--name", "../elsewhere"], "must be the plain name of a folder"),
         (["--dtype", "bfloat16", "--check"], "--check needs --dtype float64 or float32"),
         (["--check", "0"], "--check 0 must be at least 1"),
         (["--resume"], "no complete checkpoint"),
@@ -130,6 +135,13 @@ def test_flags_that_can_not_work_are_refused_before_communication(
     assert result.exit_code == 2, result.output
     assert message in " ".join(result.output.split())
     assert not list(tmp_path.iterdir())
+
+
+def test_a_device_without_its_package_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch_npu", None)  # what an import of it finds where it isn't installed
+    result = CliRunner().invoke(main, [*TINY_FLAGS, "--device", "npu", "--runs", str(tmp_path)])
+    assert result.exit_code == 2, result.output
+    assert "npu needs the package torch_npu" in " ".join(result.output.split())
 
 
 def test_every_rank_refuses_alike() -> None:

@@ -143,8 +143,9 @@ def _gradient_path(
 ) -> Any:
     """The function that carries the gradient of a tensor at `dst` back to `src`."""
     tensors = get_platform().tensors
-    contributions = dst.gradient.with_partials(tuple((axis, "sum") for axis in vary))
-    program = program_for(contributions, src.gradient, shape, tensors.itemsize(backward_dtype or dtype))
+    contributions = dst.gradient.with_partials(tuple((axis, "sum") for axis in {*vary, *_extremum_axes(dst)}))
+    target = src.gradient.with_partials(tuple((axis, "sum") for axis in _extremum_axes(src)))
+    program = program_for(contributions, target, shape, tensors.itemsize(backward_dtype or dtype))
     factor = _average_factor(src, dst)
 
     def run(gradient: Tensor) -> Tensor:
@@ -157,6 +158,11 @@ def _gradient_path(
         return tensors.cast(result, own_dtype) if backward_dtype is not None else result
 
     return run if factor != 1.0 or backward_dtype is not None else program
+
+
+def _extremum_axes(layout: Layout) -> tuple[int, ...]:
+    """Axes with a pending max or min: the gradient of each rank's part is its own share, so it counts as a contribution."""
+    return tuple(axis for axis, reduce_op in layout.partials if reduce_op in ("max", "min"))
 
 
 def _average_factor(src: Layout, dst: Layout) -> float:

@@ -197,7 +197,7 @@ def _all_gather(step: Step, shape: tuple[int, ...], group: Group) -> Run:
         def run_permuting(local: Tensor) -> Tensor:
             gathered = tensors.empty(stacked, local)
             all_gather(gathered, tensors.contiguous(local), group)
-            return tensors.reshape(tensors.movedim(gathered, 0, dim), result_shape)
+            return tensors.contiguous(tensors.reshape(tensors.movedim(gathered, 0, dim), result_shape))
 
         return run_permuting
 

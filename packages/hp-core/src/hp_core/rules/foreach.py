@@ -6,6 +6,7 @@ Positions may lie on different meshes. The written list keeps its layouts; the o
 from __future__ import annotations
 
 from hp_core.errors import ShardingRuleError
+from hp_core.platform import get_platform
 from hp_core.rules.elementwise import broadcast_labels
 from hp_core.rules.registry import rule
 from hp_core.rules.rule import ADDEND, FACTOR, PLAIN, OpCall, Operand, Output, Strategy, solve
@@ -39,8 +40,17 @@ def _foreach(call: OpCall) -> Strategy:
 
 @rule("_foreach_norm", "self ord dtype", sees_floats=True, decomposed=True)
 def _foreach_norm(tensors, ord=2, dtype=None):  # type: ignore[no-untyped-def]
-    """The norm of each tensor; those of one mesh are DTensors on it."""
-    return tuple(tensor.norm(ord, dtype=dtype) for tensor in tensors)
+    """The norm of each tensor. 2-norms that share a mesh are reduced together: one message for all, not one for each."""
+    kinds = {(getattr(tensor, "device_mesh", None), tensor.dtype) for tensor in tensors}
+    if ord != 2 or len(tensors) < 2 or len(kinds) > 1:
+        return tuple(tensor.norm(ord, dtype=dtype) for tensor in tensors)
+    squares = [_sum_of_squares(tensor if dtype is None else tensor.to(dtype)) for tensor in tensors]
+    return tuple(get_platform().ops.local("stack")(squares).sqrt().unbind(0))
+
+
+def _sum_of_squares(tensor):  # type: ignore[no-untyped-def]
+    """Over all elements; of a tensor that is cut, a sum that stays pending."""
+    return (tensor * tensor).sum()
 
 
 @rule("_fused_adam _fused_adamw", "self grads exp_avgs exp_avg_sqs max_exp_avg_sqs state_steps")

@@ -83,5 +83,6 @@ LOCAL_OPS: dict[str, Callable[..., Any]] = {
         cross_entropy_cut_classes,
         nll_loss_share,
         pointwise_loss_share,
+        torch.stack,
     )
 }

@@ -1,0 +1,195 @@
+"""Redistribution on real ranks: every pair of layouts, forward and backward, against what each rank must hold.
+
+The planner has tests of its own on simulated ranks; here the programs run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from hp_core import DTensor, Layout, Partial, RaggedShard, Replicate, Shard, distribute_tensor, init_device_mesh
+from hp_core.errors import LayoutError, RedistributeError
+from hp_core.testing import assert_same_error, record_collectives, run_ranks
+
+SHAPES = [(4, 6), (5, 3), (1, 3), (7, 1)]
+
+
+def make_mesh(ranks: int) -> Any:
+    shape, names = ((2,), ("tp",)) if ranks == 2 else ((2, 2), ("dp", "tp"))
+    return init_device_mesh("cpu", shape, mesh_dim_names=names)
+
+
+def layouts(mesh: Any, reduce_op: str | None) -> Iterator[Layout]:
+    base = Layout.from_device_mesh(mesh)
+    options = [Replicate(), Shard(0), Shard(1), *([Partial(reduce_op)] if reduce_op else [])]
+    for placements in product(options, repeat=mesh.ndim):
+        yield base(*placements)
+    if mesh.ndim == 2:
+        yield base(("tp", "dp"))
+        yield base(None, ("tp", "dp"))
+
+
+def own_part(value: torch.Tensor, layout: Layout) -> torch.Tensor:
+    for dim, (start, stop) in enumerate(layout.bounds(tuple(value.shape))):
+        value = value.narrow(dim, start, stop - start)
+    return value.contiguous()
+
+
+def local_of(value: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """What this rank holds, so that pending reductions give `value`; ranks hold different numbers."""
+    coordinate = layout.mesh.get_coordinate()
+    for axis, reduce_op in layout.partials:
+        first = coordinate[axis] == 0
+        if reduce_op == "sum":
+            value = 3 * value if first else -2 * value
+        elif reduce_op == "avg":
+            value = value + 1 if first else value - 1
+        elif reduce_op == "max":
+            value = value if first else value - 1
+        else:
+            value = value + 1 if first else value
+    return own_part(value, layout).clone()
+
+
+def every_pair(ranks: int, shape: tuple[int, ...], reduce_op: str) -> list[str]:
+    mesh = make_mesh(ranks)
+    value = torch.arange(1.0, 1 + shape[0] * shape[1], dtype=torch.float64).view(shape)
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    faults = []
+    for src, dst in product(layouts(mesh, reduce_op), repeat=2):
+        where = f"{shape} {src.compact_str} -> {dst.compact_str}"
+        source = DTensor.from_local(local_of(value, src), src, shape=shape).requires_grad_()
+        result = source.redistribute(dst)
+        if result.layout is not dst or tuple(result.to_local().shape) != dst.local_shape(shape):
+            faults.append(f"{where}: laid out {result.layout} with {tuple(result.to_local().shape)}")
+            continue
+        if not result.to_local().is_contiguous():
+            faults.append(f"{where}: not contiguous")
+        if dst.is_partial() and not torch.allclose(result.detach().full_tensor(), value):
+            faults.append(f"{where}: values differ")
+        if not dst.is_partial() and not torch.allclose(result.to_local(), own_part(value, dst)):
+            faults.append(f"{where}: values differ")
+        result.backward(DTensor.from_local(own_part(weight, dst), dst.gradient, shape=shape))
+        expected = own_part(weight, src)
+        for axis, reduce in src.partials:
+            if reduce == "avg":
+                expected = expected / mesh.shape[axis]
+            elif reduce in ("max", "min"):
+                first = mesh.get_coordinate()[axis] == 0
+                expected = expected * (first == (reduce == "max"))
+        if source.grad.layout is not src.gradient:
+            faults.append(f"{where}: gradient laid out {source.grad.layout.compact_str}")
+        elif not torch.allclose(source.grad.to_local(), expected):
+            faults.append(f"{where}: gradient differs")
+    return faults
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_pair_of_layouts(ranks: int, shape: tuple[int, ...]) -> None:
+    faults = [fault for result in run_ranks(ranks, every_pair, ranks, shape, "sum", timeout=100) for fault in result]
+    assert not faults, "\n".join(faults[:30])
+
+
+@pytest.mark.parametrize("reduce_op", ["avg", "max", "min"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_other_pending_reductions(ranks: int, reduce_op: str) -> None:
+    faults = [fault for result in run_ranks(ranks, every_pair, ranks, (5, 3), reduce_op, timeout=100) for fault in result]
+    assert not faults, "\n".join(faults[:30])
+
+
+def every_dtype() -> None:
+    mesh = make_mesh(2)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64):
+        value = torch.arange(15).view(5, 3).remainder(7).to(dtype)
+        for src, dst in product(layouts(mesh, None), repeat=2):
+            result = DTensor.from_local(own_part(value, src).clone(), src, shape=(5, 3)).redistribute(dst)
+            assert result.dtype is dtype
+            assert torch.equal(result.to_local(), own_part(value, dst)), (dtype, src, dst)
+    base = Layout.from_device_mesh(mesh)
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        value = torch.arange(15).view(5, 3).to(dtype)
+        for dst in layouts(mesh, "sum"):
+            pending = DTensor.from_local(local_of(value, base(Partial())), base(Partial()))
+            assert torch.equal(pending.redistribute(dst).full_tensor(), value), (dtype, dst)
+
+
+def test_element_types() -> None:
+    run_ranks(2, every_dtype)
+
+
+def free_moves() -> None:
+    mesh = make_mesh(4)
+    base = Layout.from_device_mesh(mesh)
+    value = torch.arange(15.0).view(5, 3)
+    whole = distribute_tensor(value, base(), src_data_rank=None)
+    with record_collectives() as log:
+        for dst in layouts(mesh, "sum"):
+            whole.redistribute(dst)
+        pending = DTensor.from_local(value, base(Partial(), Replicate()))
+        assert pending.redistribute(base(Partial(), Replicate())) is pending
+    assert not log, log.summary()
+
+
+def test_leaving_replicate_communicates_nothing() -> None:
+    run_ranks(4, free_moves)
+
+
+def ragged() -> None:
+    mesh = make_mesh(2)
+    base = Layout.from_device_mesh(mesh)
+    value = torch.arange(24.0, dtype=torch.float64).view(8, 3)
+    for units in ((3, 1), (1, 3), (0, 1), (1, 0)):
+        share = base(RaggedShard(units))
+        for dst in (base(), base(Shard(0)), base(Shard(1)), base(RaggedShard((1, 1))), share):
+            source = distribute_tensor(value, share, src_data_rank=None).requires_grad_()
+            result = source.redistribute(dst)
+            assert torch.equal(result.to_local(), own_part(value, dst)), (units, dst)
+            back = result.redistribute(share)
+            assert torch.equal(back.to_local(), own_part(value, share))
+            (back * back).sum().backward()
+            assert torch.equal(source.grad.full_tensor(), 2 * value)
+
+
+def test_ragged_shares() -> None:
+    run_ranks(2, ragged)
+
+
+def other_spellings() -> None:
+    mesh = make_mesh(4)
+    value = torch.arange(15.0).view(5, 3)
+    x = distribute_tensor(value, mesh, [Shard(0), Shard(1)], src_data_rank=None)
+    for moved in (
+        x.redistribute(mesh, [Replicate(), Shard(-1)]),
+        x.redistribute(placements=[Replicate(), Shard(1)]),
+        x.redistribute(Layout.from_device_mesh(mesh)(None, "tp")),
+    ):
+        assert moved.layout is Layout((2, 2), ("dp", "tp"))(None, "tp")
+        assert torch.equal(moved.to_local(), own_part(value, moved.layout))
+    assert x.reduce_partial() is x
+    assert torch.equal(x.full_tensor(), value)
+
+
+def test_spellings_of_one_layout() -> None:
+    run_ranks(4, other_spellings)
+
+
+def strange(which: str) -> None:
+    mesh = make_mesh(2)
+    x = distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)], src_data_rank=None)
+    if which == "dim":
+        x.redistribute(placements=[Shard(2)])
+    elif which == "count":
+        x.redistribute(placements=[Shard(0), Shard(1)])
+    else:
+        x.redistribute(init_device_mesh("cpu", (2,), mesh_dim_names=("other",)), [Shard(0)])
+
+
+@pytest.mark.parametrize("which", ["dim", "count", "mesh"])
+def test_what_cannot_be_is_refused_alike(which: str) -> None:
+    assert_same_error(2, strange, (LayoutError, RedistributeError), "", which)
