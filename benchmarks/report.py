@@ -36,7 +36,7 @@ class Aim:
 
     @property
     def verdict(self) -> str:
-        """ "met", or "missed by" how much."""
+        """Whether it is met, and if not by how much it is missed."""
         return "met" if self.met else f"**missed** by {self.missed_by}"
 
 
@@ -57,14 +57,16 @@ class Section:
 
 def at_most(name: str, value: float, limit: float, unit: str = "x") -> Aim:
     """An aim that is met up to a limit."""
-    over = f"{100 * (value / limit - 1):.0f} %"
-    return Aim(name, f"<= {limit:g}{unit}", f"{value:.2f}{unit}", value <= limit, over)
+    met = value <= limit
+    over = "" if met else f"{100 * (value / limit - 1):.0f} %"
+    return Aim(name, f"<= {limit:g}{unit}", f"{value:.2f}{unit}", met, over)
 
 
 def at_least(name: str, value: float, limit: float, unit: str = "x") -> Aim:
     """An aim that is met from a limit on."""
-    under = f"{100 * (1 - value / limit):.0f} %"
-    return Aim(name, f">= {limit:g}{unit}", f"{value:.2f}{unit}", value >= limit, under)
+    met = value >= limit
+    under = "" if met else f"{100 * (1 - value / limit):.0f} %"
+    return Aim(name, f">= {limit:g}{unit}", f"{value:.2f}{unit}", met, under)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> list[str]:

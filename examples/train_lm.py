@@ -131,7 +131,9 @@ def check_against_one_process(config: RunConfig, text: Text, mesh: DeviceMesh | 
     """Compares the first steps on the mesh with the same on one dense process; rank 0 does that and says the result."""
     first = is_first_rank(mesh)
     if first:
-        click.echo(f"check       {steps} steps on {config.mesh_text} against one process, largest relative differences:")
+        click.echo(
+            f"check       {steps} steps on {config.mesh_text} against one process, largest relative differences:"
+        )
     run = trace_run(config, text, steps, mesh)
     if not first:
         return True

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh as torch_mesh
 
+from benchmarks.core.overhead import local
 from benchmarks.core.sampling import Samples, take_turns
 from benchmarks.report import Section, at_most, table
 from hp_core import ColwiseParallel, RowwiseParallel, init_device_mesh, parallelize_module
@@ -46,8 +47,8 @@ def section(rounds: int) -> Section:
         ratio = samples.paired_ratio(OURS, MEGATRON)
         aims.append(at_most(f"tensor-parallel MLP step, D = {size}, over hand-written", ratio, 1.05))
     lines = [
-        f"Linear(D, {EXPANSION} D), GELU, Linear({EXPANSION} D, D) on [{BATCH}, D] over tp={RANKS}, forward and backward, float32; the slower "
-        "rank of each round. Ratios: of medians / median over rounds.",
+        f"Linear(D, {EXPANSION} D), GELU, Linear({EXPANSION} D, D) on [{BATCH}, D] over tp={RANKS}, forward and backward; "
+        "the slower rank of each round. Ratios: of medians / median over rounds.",
         "",
         *table(("D", "code", "us", "x hand-written"), rows, left=2),
     ]
@@ -101,21 +102,24 @@ def _check(modules: dict[str, nn.Module], full: nn.Module, x: torch.Tensor, grad
     expected.backward(gradient)
     rank = dist.get_rank()
     cuts = [
-        parameter.grad.chunk(RANKS, dim)[rank] for parameter, dim in zip(full.parameters(), (0, 0, 1), strict=False)
+        _gradient(parameter).chunk(RANKS, dim)[rank]
+        for parameter, dim in zip(full.parameters(), (0, 0, 1), strict=False)
     ]
     for module in modules.values():
         own = x.clone().requires_grad_()
         output = module(own)
         output.backward(gradient)
-        got = [_local(parameter.grad) for parameter in module.parameters()]
+        got = [_gradient(parameter) for parameter in module.parameters()]
         pairs = zip((output, own.grad, *got), (expected, reference.grad, *cuts, gradient.sum(0)), strict=True)
         for value, wanted in pairs:
             torch.testing.assert_close(value, wanted, rtol=1e-4, atol=1e-4)
         module.zero_grad()
 
 
-def _local(tensor: Any) -> torch.Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]
+def _gradient(parameter: nn.Parameter) -> torch.Tensor:
+    """This rank's part of a parameter's gradient, as a plain tensor."""
+    assert parameter.grad is not None
+    return local(parameter.grad)
 
 
 # -- Megatron's way -------------------------------------------------------------------------------------------------
@@ -129,7 +133,7 @@ class _EnterParallel(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(gradient)
         return gradient
 
@@ -144,7 +148,7 @@ class _LeaveParallel(torch.autograd.Function):
         return x
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         return gradient
 
 
@@ -162,10 +166,15 @@ class MegatronMLP(nn.Module):
         def share(tensor: torch.Tensor, dim: int) -> nn.Parameter:
             return nn.Parameter(tensor.detach().chunk(ranks, dim)[rank].clone())
 
-        self.up, self.up_bias = share(full[0].weight, 0), share(full[0].bias, 0)
-        self.down, self.bias = share(full[2].weight, 1), nn.Parameter(full[2].bias.detach().clone())
+        up, _, down = full
+        assert isinstance(up, nn.Linear)
+        assert isinstance(down, nn.Linear)
+        self.up, self.up_bias = share(up.weight, 0), share(up.bias, 0)
+        self.down, self.bias = share(down.weight, 1), nn.Parameter(down.bias.detach().clone())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Output of the whole MLP, equal on all ranks: [batch, D]."""
-        hidden = F.gelu(F.linear(_EnterParallel.apply(x), self.up, self.up_bias))
-        return _LeaveParallel.apply(F.linear(hidden, self.down)) + self.bias  # type: ignore[no-any-return]
+        entered: torch.Tensor = _EnterParallel.apply(x)  # type: ignore[no-untyped-call]
+        hidden = F.gelu(F.linear(entered, self.up, self.up_bias))
+        left: torch.Tensor = _LeaveParallel.apply(F.linear(hidden, self.down))  # type: ignore[no-untyped-call]
+        return left + self.bias

@@ -58,8 +58,8 @@ def section(rounds: int) -> Section:
         rows.append((name, *times, *added, *counts))
     head = ("op", *CONTENDERS, f"{OURS} adds", f"{TORCH} adds", *(f"calls {one}" for one in CONTENDERS))
     lines = [
-        f"Forward, microseconds per call (medians; for the optimizers per step on {PARAMETERS} parameters of [16, 32]), local tensors of "
-        f"[{ROWS}, {FEATURES}] float32; no communication. Calls: exact number of function calls, Python + native.",
+        f"Forward, microseconds per call (medians), local tensors of [{ROWS}, {FEATURES}]; no communication. The optimizers: "
+        f"per step on {PARAMETERS} parameters of [16, 32]. Calls: exact number of function calls, Python + native.",
         "",
         *table(head, rows),
     ]

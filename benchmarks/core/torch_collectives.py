@@ -5,6 +5,7 @@ Bytes are what one rank sends, by the same ring formulas as in `hp_core.platform
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -101,8 +102,12 @@ def fake_world(size: int) -> Iterator[None]:
         raise RuntimeError(
             "fake_world() would take the place of this process's real group; call it in a process without one"
         )
+    # torch advises to flatten meshes even where that can't help, once per transition
+    advice = logging.getLogger("torch.distributed.tensor._redistribute")
+    was_disabled, advice.disabled = advice.disabled, True
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
     try:
         yield
     finally:
+        advice.disabled = was_disabled
         dist.destroy_process_group()

@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from .config import ConfigError, RunConfig
 from .trainer import Trainer
@@ -70,19 +71,16 @@ def save_checkpoint(run_folder: Path, trainer: Trainer, step: int) -> Checkpoint
     path = run_folder / "checkpoints" / f"step-{step:06d}"
     model, optimizer = get_state_dict(trainer.model, trainer.optimizer)
     with _quiet_in_one_process():
-        dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=path)
+        save({"model": model, "optimizer": optimizer}, checkpoint_id=path)
     return Checkpoint(step, path)
 
 
 def load_checkpoint(checkpoint: Checkpoint, trainer: Trainer) -> None:
     """Fills the trainer's model and optimizer. All ranks must call it."""
     model, optimizer = get_state_dict(trainer.model, trainer.optimizer)
-    state = {"model": model, "optimizer": optimizer}
     with _quiet_in_one_process():
-        dcp.load(state, checkpoint_id=checkpoint.path)
-    set_state_dict(
-        trainer.model, trainer.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-    )
+        load({"model": model, "optimizer": optimizer}, checkpoint_id=checkpoint.path)  # fills the values of both
+    set_state_dict(trainer.model, trainer.optimizer, model_state_dict=model, optim_state_dict=optimizer)
 
 
 @contextmanager

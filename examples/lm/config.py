@@ -70,7 +70,7 @@ class RunConfig:
     sequence_parallel: bool = False
     dtype: str = "float32"
     device: str = "cpu"
-    steps: int = 300
+    steps: int = 250
     batch: int = 16
     seed: int = 0
     lr: float = 3e-3

@@ -56,7 +56,8 @@ class Attention(nn.Module):
         """Mixes along the sequence: `[batch, sequence, d_model]` to the same."""
         q, k, v = self._heads(self.query(x)), self._heads(self.key(x)), self._heads(self.value(x))
         mixed = F.scaled_dot_product_attention(self.rotary(q), self.rotary(k), v, is_causal=True)
-        return self.output(mixed.transpose(1, 2).flatten(2))
+        output: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        return output
 
     def _heads(self, x: Tensor) -> Tensor:
         """`[batch, sequence, d_model]` to `[batch, heads, sequence, head_width]`."""
@@ -75,7 +76,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Works on each position alone: `[batch, sequence, d_model]` to the same."""
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        output: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return output
 
 
 class Block(nn.Module):
@@ -91,7 +93,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`[batch, sequence, d_model]` to the same."""
         x = x + self.attention(self.attention_norm(x))
-        return x + self.feed_forward(self.feed_forward_norm(x))
+        x = x + self.feed_forward(self.feed_forward_norm(x))
+        return x
 
 
 class LanguageModel(nn.Module):
@@ -109,7 +112,8 @@ class LanguageModel(nn.Module):
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        scores: Tensor = self.head(self.norm(x))
+        return scores
 
 
 def build_model(sizes: ModelSizes, dtype: torch.dtype, seed: int) -> LanguageModel:

@@ -11,6 +11,7 @@ import importlib
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,9 @@ from hp_core import (
 )
 
 from .config import ConfigError, RunConfig
+
+if TYPE_CHECKING:
+    from hp_core.tensor_parallel import ParallelStyle
 
 
 def launched_world_size() -> int | None:
@@ -93,7 +97,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> 
     distribute_module(model, mesh)
 
 
-def tensor_parallel_plan(sequence_parallel: bool) -> dict[str, object]:
+def tensor_parallel_plan(sequence_parallel: bool) -> dict[str, ParallelStyle]:
     """Module name patterns to styles: Megatron's column and row cut, with the vocabulary cut at both ends.
 
     The residual stream is replicated over `tp`, or sharded along the sequence. Each block side gathers its input once,
@@ -110,7 +114,7 @@ def tensor_parallel_plan(sequence_parallel: bool) -> dict[str, object]:
     def row() -> RowwiseParallel:
         return RowwiseParallel(output_layouts=stream, use_local_output=False)
 
-    plan: dict[str, object] = {
+    plan: dict[str, ParallelStyle] = {
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=stream, use_local_output=False),
         "blocks.*.attention": gather(),
         "blocks.*.attention.query": column(),

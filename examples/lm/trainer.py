@@ -73,11 +73,7 @@ class Trainer:
             FloatingPointError: The loss is not finite (on all ranks alike); the weights are those before the step.
         """
         loss = self.compute_gradients(step)
-        norm = self._clip()
-        lr = learning_rate(self.config, step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
+        norm, lr = self.update(step)
         return StepResult(loss, norm, lr)
 
     def compute_gradients(self, step: int) -> float:
@@ -92,6 +88,14 @@ class Trainer:
                 f"the loss of step {step} is {value}: lower --lr (now {self.config.lr}) or lengthen --warmup"
             )
         return value
+
+    def update(self, step: int) -> tuple[float | None, float]:
+        """Clips the gradients and takes the optimizer's step; returns their norm before (if clipped), and the rate."""
+        norm, lr = self._clip(), learning_rate(self.config, step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        return norm, lr
 
     @torch.no_grad()
     def validate(self) -> float:

@@ -49,9 +49,10 @@ def metadata() -> None:
         assert x.device_mesh is mesh2()
         assert x.local_shape == x.layout.local_shape((5, 3)) == tuple(x.to_local().shape)
         assert not x.is_partial()
-        assert x.T.stride() == (1, 3)
-        assert not x.T.is_contiguous()
-        assert x.T.contiguous().is_contiguous()
+        square = lay(torch.ones(4, 6), placement)
+        assert square.T.stride() == (1, 6)
+        assert not square.T.is_contiguous()
+        assert square.T.contiguous().is_contiguous()
         text = repr(x)
         assert "DTensor" in text
         assert "(5, 3)" in text
@@ -84,6 +85,11 @@ def values() -> None:
     assert len(rows) == 5
     assert all(isinstance(row, DTensor) for row in rows)
     assert torch.equal(x.full_tensor(), VALUE)
+    assert torch.allclose(x, x + 1e-12)
+    assert not torch.allclose(x, lay(VALUE, Shard(1)) + x)
+    assert torch.equal(x, x)
+    assert x.type() == "torch.DoubleTensor"
+    assert x.type("torch.LongTensor").dtype is torch.int64
     with pytest.raises(LayoutError, match="full_tensor"):
         x.numpy()
     with pytest.raises((RuntimeError, ValueError)):
@@ -238,7 +244,12 @@ PLAIN = torch.ones(3, dtype=torch.float64)
         (lambda x: x.transpose(0, 2), ShardingRuleError, "out of range"),
         (lambda x: x @ x, ShardingRuleError, "contracted dims"),
         (lambda x: torch.stack([x, x.T]), ShardingRuleError, "shapes differ"),
-        (lambda x: x + lay(torch.ones(4, 3, dtype=torch.float64), Shard(0)), (ShardingRuleError, RuntimeError), ""),
+        (lambda x: x + lay(torch.ones(4, 3, dtype=torch.float64), Shard(0)), ShardingRuleError, "5 meets 4"),
+        (lambda x: F.linear(x, x, lay(VALUE[0], Shard(0))), ShardingRuleError, "5 meets 3"),
+        (lambda x: torch.bmm(x[None].expand(2, 5, 3), x.T[None].expand(3, 3, 5)), ShardingRuleError, "don't broadcast"),
+        (lambda x: F.cross_entropy(x, lay(torch.zeros(4, dtype=torch.int64), Replicate())), ShardingRuleError, "5 meets 4"),
+        (lambda x: F.one_hot(x.long()), ShardingRuleError, "pass num_classes"),
+        (lambda x: F.embedding(x[0].long(), x, max_norm=1.0), ShardingRuleError, "max_norm"),
         (lambda x: x[7], IndexError, "out of bounds"),
         (lambda x: x[1, 2, 3], ShardingRuleError, "too many indices"),
         (lambda x: DTensor.from_local(x, mesh2(), [Shard(0)]), LayoutError, "plain tensor"),

@@ -22,6 +22,7 @@ def test_embedding(check_ops: Callable[..., None], ranks: int) -> None:
             ("embedding", lambda i, w: F.embedding(i, w), "i7:4x5 7x3;i3:5 3x4;i8:2x3 8x2;i1:3 1x4;i5:- 5x3"),
             ("embedding padding", lambda i, w: F.embedding(i, w, padding_idx=2), "i7:4x5 7x3;i3:9 3x4"),
             ("embedding padding from the end", lambda i, w: F.embedding(i, w, padding_idx=-1), "i3:9 3x4"),
+            ("one_hot", lambda i: F.one_hot(i, 7), "i7:4x5;i3:5"),
             ("tied", lambda i, w: F.linear(F.embedding(i, w), w), "i5:2x3 5x4"),
         ],
         most=48 if ranks == 2 else 16,

@@ -65,6 +65,7 @@ def test_other_reductions(check_ops: Callable[..., None], ranks: int) -> None:
             ("prod", lambda x: (x.prod(), x.prod(0), x.prod(-1, keepdim=True)), "p:5x3"),
             ("var", lambda x: (x.var(), x.var(0), x.var(-1, keepdim=True), torch.var(x, dim=(0, 1))), "5x3"),
             ("var correction", lambda x: (x.var(0, correction=0), x.var(unbiased=False), x.var(0, False)), "5x3"),
+            ("std unbiased", lambda x: (x.std(False), x.std(0, True), x.std(-1, False, True)), "5x3"),
             ("std", lambda x: (x.std(), x.std(0), torch.std(x, dim=-1, correction=0)), "5x3"),
             (
                 "logsumexp",

@@ -298,6 +298,9 @@ class Ops(Protocol):
     def canonical(self, function: Any) -> tuple[str, bool] | None:
         """Framework-neutral name of an intercepted function and whether it writes in place; None for what is no op."""
 
+    def identity(self, op: Any) -> Any:
+        """What stands for an op in the table of users' rules, however it is spelt when it is registered or called."""
+
     def handler(self, function: Any) -> Callable[..., Any] | None:
         """What answers a function that is no op on values (metadata, autograd), called with its arguments; or None."""
 

@@ -57,4 +57,4 @@ def _attention(call: OpCall) -> Strategy:
         return bool(key.shape[-3] % parts == 0)
 
     result = Output((*batch, *heads, queries, None), (*query.shape[:-1], value.shape[-1]))
-    return solve(operands, [result], aligned=aligned)
+    return solve(operands, [result], aligned=aligned, unequal=frozenset({"heads"} if grouped else ()))

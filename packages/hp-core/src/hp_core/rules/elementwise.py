@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hp_core.errors import ShardingRuleError
 from hp_core.platform import get_platform
 from hp_core.rules.registry import rule
 from hp_core.rules.rule import ADDEND, FACTOR, PLAIN, OpCall, Operand, Output, Strategy, solve
@@ -64,6 +65,9 @@ def broadcast_labels(specs: Sequence[TensorSpec]) -> tuple[list[tuple[Any, ...]]
     for spec in specs:
         for dim, size in enumerate(spec.shape, ndim - spec.ndim):
             if size != 1:
+                if shape[dim] not in (1, size):
+                    shapes = ", ".join(str(tuple(other.shape)) for other in specs)
+                    raise ShardingRuleError(f"operands of shapes {shapes} don't broadcast: {shape[dim]} meets {size}.")
                 shape[dim] = size
     labels = []
     for spec in specs:

@@ -8,6 +8,15 @@ from hp_core.rules.rule import FACTOR, PLAIN, OpCall, Operand, Output, OutsideRu
 __all__: list[str] = []
 
 
+@rule("one_hot", "input num_classes")
+def _one_hot(call: OpCall) -> Strategy:
+    """Indices [...] -> [..., classes], the classes whole."""
+    if call.get("num_classes", -1) == -1:
+        raise ShardingRuleError("one_hot without num_classes would count each rank's own classes; pass num_classes.")
+    labels = tuple(range(call.specs[0].ndim))
+    return solve([Operand(call.specs[0], labels, PLAIN)], [Output((*labels, None))])
+
+
 @rule("embedding", "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse")
 def _embedding(call: OpCall) -> Strategy:
     """Indices [...], weight [vocabulary, features] -> [..., features]"""

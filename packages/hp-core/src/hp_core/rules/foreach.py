@@ -24,8 +24,14 @@ _ROLES = {"add": ADDEND, "sub": ADDEND, "mul": FACTOR, "neg": FACTOR, "zero": FA
 @rule("_foreach_addcmul _foreach_addcdiv", "self tensor1 tensor2 value")
 @rule("_foreach_lerp", "self end weight")
 def _foreach(call: OpCall) -> Strategy:
-    """One strategy per position, then joined in the order in which the call lists its tensors."""
+    """One strategy per position, then joined in the order in which the call lists its tensors.
+
+    A lone tensor of one element, such as the factor of gradient clipping, takes part in every position and is whole.
+    """
     lists = _tensor_lists(call)
+    lone = [value for value in call.arguments.values() if isinstance(value, TensorSpec)]
+    if any(spec.ndim for spec in lone):
+        raise ShardingRuleError(f"{call.name}: a tensor beside the lists must have no dims, got {[tuple(s.shape) for s in lone]}.")
     role = _ROLES.get(call.name.removeprefix("_foreach_"), PLAIN)
     if role == ADDEND and len(lists) == 1:
         role = PLAIN  # adding a number to a pending sum would add it once per rank
@@ -33,9 +39,11 @@ def _foreach(call: OpCall) -> Strategy:
     for specs in zip(*lists, strict=True):
         labels, result, shape = broadcast_labels(specs)
         operands = [Operand(spec, own, role) for spec, own in zip(specs, labels, strict=True)]
+        operands += [Operand(spec, (), PLAIN) for spec in lone]
         pieces.append(solve(operands, [Output(result, shape)], pinned=0 if call.inplace else None))
-    layouts = tuple(piece.layouts[position] for position in range(len(lists)) for piece in pieces)
-    return Strategy(layouts, tuple(piece.outputs[0] for piece in pieces))
+    layouts = [piece.layouts[position] for position in range(len(lists)) for piece in pieces]
+    layouts += [spec.layout.gradient for spec in lone]
+    return Strategy(tuple(layouts), tuple(piece.outputs[0] for piece in pieces))
 
 
 @rule("_foreach_norm", "self ord dtype", sees_floats=True, decomposed=True)

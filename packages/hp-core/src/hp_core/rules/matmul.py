@@ -54,6 +54,8 @@ def _added_product(call: OpCall) -> Strategy:
     left, right, result, shape = _matmul_labels(call, first, second)
     bias = call.spec("input")
     offset = len(result) - bias.ndim
+    if offset < 0 or any(size not in (1, shape[offset + dim]) for dim, size in enumerate(bias.shape)):
+        raise ShardingRuleError(f"{call.name}: input of shape {tuple(bias.shape)} doesn't broadcast to the product's {shape}.")
     labels = tuple(result[offset + dim] if size == shape[offset + dim] else None for dim, size in enumerate(bias.shape))
     operands = [Operand(bias, labels, ADDEND), Operand(first, left, FACTOR), Operand(second, right, FACTOR)]
     return solve(operands, [Output(result, shape)], reduced={"k": "sum"}, pinned=0 if call.inplace else None)
@@ -99,6 +101,10 @@ def _matmul_labels(call: OpCall, left: TensorSpec, right: TensorSpec) -> tuple[L
     for batch in (left_batch, right_batch):
         for dim, size in enumerate(batch, ndim - len(batch)):
             if size != 1:
+                if shape[dim] not in (1, size):
+                    raise ShardingRuleError(
+                        f"{call.name}: batches of shapes {tuple(left.shape)} and {tuple(right.shape)} don't broadcast."
+                    )
                 shape[dim] = size
 
     def batch_labels(batch: tuple[int, ...]) -> Labels:

@@ -56,12 +56,26 @@ def _max(call: OpCall) -> Strategy:
     return Strategy(strategy.layouts, strategy.outputs * 2)
 
 
-@rule("prod all any argmax argmin logsumexp std var median", "input dim keepdim")
+@rule("prod all any argmax argmin logsumexp median", "input dim keepdim")
 def _whole_dims(call: OpCall) -> Strategy:
     strategy = _whole_reduction(call)
     if call.name == "median" and call.get("dim") is not None:
         return Strategy(strategy.layouts, strategy.outputs * 2)
     return strategy
+
+
+@rule("std var", "input dim unbiased keepdim correction")
+def _deviation(call: OpCall) -> Strategy:
+    """The second positional argument is `dim`, or `unbiased` if it is a bool."""
+    if isinstance(call.get("dim"), bool):
+        call = OpCall(call.name, {**call.arguments, "dim": None}, call.specs)
+    return _whole_reduction(call)
+
+
+@rule("allclose", "input other rtol atol equal_nan", sees_floats=True, decomposed=True)
+def _allclose(x, other, rtol=1e-05, atol=1e-08, equal_nan=False):  # type: ignore[no-untyped-def]
+    """Whether all elements are close: a Python bool, equal on all ranks."""
+    return bool(x.isclose(other, rtol, atol, equal_nan).all())
 
 
 @rule("vector_norm", "input ord dim keepdim dtype", sees_floats=True, decomposed=True)

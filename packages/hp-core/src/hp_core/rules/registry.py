@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hp_core.errors import ShardingRuleError
+from hp_core.platform import get_platform
 from hp_core.rules.rule import OpCall, Strategy
 
 __all__ = ["Rule", "find_rule", "nearest_names", "on_change", "register_sharding_rule", "rule", "rule_names"]
@@ -79,7 +80,7 @@ def register_sharding_rule(
     """Give an op of yours, or one without a rule, a sharding rule; used as a decorator.
 
     Args:
-        op: the function as it is called (for example `torch.ops.mine.scale`), or a canonical op name.
+        op: the function as it is called (for example `torch.ops.mine.scale`; all its overloads are meant), or a canonical op name.
         parameters: the names of its parameters in order, separated by blanks.
         sees_floats: set it if the strategy depends on the value of floating-point arguments.
 
@@ -95,7 +96,7 @@ def register_sharding_rule(
     def register(function: RuleFunction) -> RuleFunction:
         name = op if isinstance(op, str) else getattr(op, "__name__", str(op))
         entry = Rule(name, tuple(parameters.split()), function, sees_floats)
-        _custom[op] = entry
+        _custom[get_platform().ops.identity(op)] = entry
         for changed in on_change:
             changed()
         return function
@@ -107,7 +108,7 @@ def find_rule(function: Any, name: str | None) -> Rule | None:
     """The rule of an intercepted function with this canonical name; users' rules come first."""
     _load()
     try:
-        custom = _custom.get(function)
+        custom = _custom.get(get_platform().ops.identity(function))
     except TypeError:
         custom = None
     return custom or (_custom.get(name) or _rules.get(name) if name is not None else None)

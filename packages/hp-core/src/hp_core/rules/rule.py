@@ -158,6 +158,7 @@ def solve(
     keeps: frozenset[str] = frozenset({"sum", "avg"}),
     aligned: Callable[[Label, tuple[int, ...]], bool] | None = None,
     pinned: int | None = None,
+    unequal: frozenset[Label] = frozenset(),
 ) -> Strategy:
     """Assign mesh axes to labels so that the operands are redistributed as cheaply as possible.
 
@@ -168,9 +169,11 @@ def solve(
         keeps: pending reduce ops that a FACTOR may carry through.
         aligned: further condition: may these axes (outermost first) cut this label?
         pinned: an operand that must keep its layout, because the op writes to it.
+        unequal: labels of dims that may differ in size between operands.
 
     Raises:
-        ShardingRuleError: the operands are on different meshes, or the pinned operand can't keep its layout.
+        ShardingRuleError: the operands are on different meshes, dims with one label differ in size, or the pinned operand
+            can't keep its layout.
     """
     mesh = operands[0].spec.layout.mesh
     for operand in operands:
@@ -178,6 +181,7 @@ def solve(
             raise ShardingRuleError(
                 f"operands are on different meshes: {mesh!r} and {operand.spec.layout.mesh!r}; redistribute one of them first."
             )
+    _check_sizes(operands, unequal)
     reduced = reduced or {}
     options = [_options(operands, axis, keeps) for axis in range(mesh.ndim)]
     best: Strategy | None = None
@@ -288,6 +292,16 @@ def _assign(
     if any(layout is None for layout in layouts):
         return None
     return Strategy(tuple(layouts), tuple(results))  # type: ignore[arg-type]
+
+
+def _check_sizes(operands: Sequence[Operand], unequal: frozenset[Label]) -> None:
+    """Shapes that don't fit are told before anything moves; the local op would tell it after."""
+    sizes: dict[Label, int] = {}
+    for operand in operands:
+        for label, size in zip(operand.labels, operand.spec.shape, strict=True):
+            if label is not None and label not in unequal and sizes.setdefault(label, size) != size:
+                shapes = ", ".join(str(tuple(other.spec.shape)) for other in operands)
+                raise ShardingRuleError(f"operands of shapes {shapes} don't fit: {sizes[label]} meets {size}.")
 
 
 def _sizes(operands: Sequence[Operand]) -> dict[Label, int]:

@@ -133,6 +133,12 @@ class _TorchFace:
         """Whether the element type is complex."""
         return self._local.is_complex()
 
+    def type(self, dtype: Any = None, non_blocking: bool = False) -> Any:
+        """The local tensor's type as text; or, given an element type or its text, the tensor cast to it."""
+        if dtype is None:
+            return self._local.type()
+        return self.to(dtype if isinstance(dtype, torch.dtype) else torch.empty(0).type(dtype).dtype)
+
     def element_size(self) -> int:
         """Bytes per element."""
         return self._local.element_size()
@@ -374,6 +380,7 @@ class _TorchFace:
     _untie: Callable[[], None]
     full_tensor: Callable[..., torch.Tensor]
     reduce_partial: Callable[[], Any]
+    to: Callable[..., Any]
 
 
 def handler_of(function: Any) -> Callable[..., Any] | None:

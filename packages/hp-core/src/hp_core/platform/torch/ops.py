@@ -69,6 +69,11 @@ class TorchOps:
             name = _ALIASES.get(name[:-1], name[:-1])
         return name, inplace or name.startswith("_fused_")
 
+    def identity(self, op: Any) -> Any:
+        """What stands for an op in the table of users' rules: one thing for an op object and all its overloads."""
+        op = getattr(op, "_opoverload", op)  # what torch.library.custom_op returns
+        return getattr(op, "overloadpacket", op)
+
     def handler(self, function: Any) -> Callable[..., Any] | None:
         """What answers a function that is no op on values: metadata, autograd, Python's own protocols."""
         return handler_of(function)
