@@ -22,6 +22,8 @@ from workspace import Package, affected, discover, with_siblings  # noqa: E402
 nox.needs_version = ">=2024.10.9"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_existing_virtualenvs = True
+# A Python that isn't there is no fault of the code; the session says that it was skipped.
+nox.options.error_on_missing_interpreters = False
 nox.options.sessions = ["lint", "typecheck", "tests"]
 
 CONSTRAINTS = str(ROOT / "build" / "constraints.txt")
@@ -38,6 +40,21 @@ WORKSPACE = "workspace"
 def tests(session: nox.Session, package: str) -> None:
     """Run the tests of every package, of one, `tests(hp-core)`, or those that cross packages, `tests(workspace)`."""
     _pytest(session, ROOT / "tests" if package == WORKSPACE else PACKAGES[package].tests)
+
+
+@nox.session(python=["3.10", "3.12", "3.13"])
+def pure(session: nox.Session) -> None:
+    """Run the tests that need no framework on the other Pythons that this machine has."""
+    tools = nox.project.dependency_groups(SETTINGS, "pure")
+    _sync(
+        session,
+        str(Path(session.virtualenv.location) / "bin" / "python"),
+        Path(session.virtualenv.location),
+        list(tools),
+        (),
+    )
+    paths = [str(package.folder / path) for package in PACKAGES.values() for path in package.pure_tests]
+    session.run("python", "-m", "pytest", *paths, *session.posargs)
 
 
 @nox.session(venv_backend="none")

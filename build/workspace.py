@@ -36,6 +36,7 @@ class Package:
         extras: names of its optional dependencies.
         build_requires: what its build backend needs.
         floors: for a package that orders its own modules, the floors from top to bottom.
+        pure_tests: paths, from its folder, of tests that need no framework.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Package:
     extras: tuple[str, ...] = ()
     build_requires: tuple[str, ...] = ()
     floors: tuple[tuple[str, ...], ...] = ()
+    pure_tests: tuple[str, ...] = ()
 
     @property
     def source(self) -> Path:
@@ -85,6 +87,7 @@ def discover(root: Path = ROOT) -> dict[str, Package]:
         optional = project.get("optional-dependencies", {})
         requirements = chain(project.get("dependencies", ()), *optional.values())
         required = {requirement_name(text) for text in requirements}
+        own = table.get("tool", {}).get("hyper-parallel", {})
         found[project["name"]] = Package(
             name=project["name"],
             version=project["version"],
@@ -93,7 +96,8 @@ def discover(root: Path = ROOT) -> dict[str, Package]:
             siblings=tuple(sorted(required & names - {project["name"]})),
             extras=tuple(sorted(optional)),
             build_requires=tuple(table["build-system"]["requires"]),
-            floors=tuple(tuple(floor) for floor in table.get("tool", {}).get("hyper-parallel", {}).get("floors", ())),
+            floors=tuple(tuple(floor) for floor in own.get("floors", ())),
+            pure_tests=tuple(own.get("pure-tests", ())),
         )
     return {name: found[name] for name in _in_order(found)}
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -78,9 +79,12 @@ def save_checkpoint(run_folder: Path, trainer: Trainer, step: int) -> Checkpoint
 def load_checkpoint(checkpoint: Checkpoint, trainer: Trainer) -> None:
     """Fills the trainer's model and optimizer. All ranks must call it."""
     model, optimizer = get_state_dict(trainer.model, trainer.optimizer)
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer}
     with _quiet_in_one_process():
-        load({"model": model, "optimizer": optimizer}, checkpoint_id=checkpoint.path)  # fills the values of both
-    set_state_dict(trainer.model, trainer.optimizer, model_state_dict=model, optim_state_dict=optimizer)
+        load(state, checkpoint_id=checkpoint.path)
+    set_state_dict(
+        trainer.model, trainer.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+    )
 
 
 @contextmanager

@@ -93,8 +93,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`[batch, sequence, d_model]` to the same."""
         x = x + self.attention(self.attention_norm(x))
-        x = x + self.feed_forward(self.feed_forward_norm(x))
-        return x
+        output: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
+        return output
 
 
 class LanguageModel(nn.Module):

@@ -249,7 +249,7 @@ PLAIN = torch.ones(3, dtype=torch.float64)
         (lambda x: torch.bmm(x[None].expand(2, 5, 3), x.T[None].expand(3, 3, 5)), ShardingRuleError, "don't broadcast"),
         (lambda x: F.cross_entropy(x, lay(torch.zeros(4, dtype=torch.int64), Replicate())), ShardingRuleError, "5 meets 4"),
         (lambda x: F.one_hot(x.long()), ShardingRuleError, "pass num_classes"),
-        (lambda x: F.embedding(x[0].long(), x, max_norm=1.0), ShardingRuleError, "max_norm"),
+        (lambda x: F.embedding(lay(torch.tensor([0]), Replicate()), x, max_norm=1.0), ShardingRuleError, "max_norm"),
         (lambda x: x[7], IndexError, "out of bounds"),
         (lambda x: x[1, 2, 3], ShardingRuleError, "too many indices"),
         (lambda x: DTensor.from_local(x, mesh2(), [Shard(0)]), LayoutError, "plain tensor"),

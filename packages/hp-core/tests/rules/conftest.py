@@ -28,7 +28,7 @@ u between 0 and 1, b bool, i<n> integers below n (as in "i7:4x6"), n normal with
 """
 
 MESHES = {2: ((2,), ("tp",)), 4: ((2, 2), ("dp", "tp"))}
-MOST_COMBINATIONS = {2: 64, 4: 12}
+MOST_COMBINATIONS = {2: 64, 4: 8}
 TOLERANCE = {"rtol": 1e-11, "atol": 1e-11}
 
 

@@ -170,8 +170,8 @@ class DTensorMethods:
         result = platform.new_dtensor(
             type(self), moved if moved is not local else platform.autograd.alias(local), target
         )
-        if platform.autograd.needs_gradient(local) and _may_tie(spec.layout, layout) and backward_dtype is None:
-            result._origin = Origin(local, spec.layout, platform.autograd.version(moved))
+        if platform.autograd.needs_gradient(local) and _may_tie(spec.layout, layout, backward_dtype is not None):
+            result._origin = Origin(local, spec.layout, platform.autograd.version(moved), backward_dtype)
         return result  # type: ignore[no-any-return]
 
     def reduce_partial(self) -> DTensor:
@@ -242,10 +242,13 @@ def _with_gradient_layout(local: Tensor, have: Layout, want: Layout, spec: Tenso
     return autograd.with_gradient(local, autograd.alias, path)
 
 
-def _may_tie(src: Layout, dst: Layout) -> bool:
-    """Whether a varying use can send its gradient straight to the source: plain cuts and sums only."""
+def _may_tie(src: Layout, dst: Layout, asked: bool) -> bool:
+    """Whether a varying use can send its gradient straight to the source: plain cuts and sums only.
+
+    It is worth it where the way is shorter, or where it is asked to be in an element type of its own.
+    """
     kinds = {reduce_op for layout in (src, dst) for _, reduce_op in layout.partials}
-    return kinds <= {"sum"} and not dst.partials and bool(dst.active_axes ^ src.active_axes)
+    return kinds <= {"sum"} and not dst.partials and (asked or bool(dst.active_axes ^ src.active_axes))
 
 
 if TYPE_CHECKING:

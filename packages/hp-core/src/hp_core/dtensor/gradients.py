@@ -29,13 +29,15 @@ class Origin:
         source: local tensor before the redistribution.
         layout: its layout.
         version: the gathered local tensor's version then; a write since then cuts the tie.
+        backward_dtype: element type in which the gradient travels; None for its own.
         used: whether a gradient was tied to the source.
     """
 
-    __slots__ = ("layout", "source", "used", "version")
+    __slots__ = ("backward_dtype", "layout", "source", "used", "version")
 
-    def __init__(self, source: Tensor, layout: Layout, version: int) -> None:
+    def __init__(self, source: Tensor, layout: Layout, version: int, backward_dtype: DType = None) -> None:
         self.source, self.layout, self.version, self.used = source, layout, version, False
+        self.backward_dtype = backward_dtype
 
 
 def operand_local(tensor: Any, layout: Layout | None, vary: Vary) -> Tensor:
@@ -110,11 +112,8 @@ def _varied(tensor: Any, axes: Vary) -> Tensor:
         # the gradient goes straight to what was gathered: one reduce-scatter instead of all-reduce and slice
         origin.used = True
         source, target = origin.source, origin.layout
-        alias = autograd.with_gradient(
-            source,
-            lambda _: autograd.detach(local),
-            _forgetting(tensor, axes, _gradient_path(target, spec.layout, spec.shape, spec.dtype, axes)),
-        )
+        path = _gradient_path(target, spec.layout, spec.shape, spec.dtype, axes, origin.backward_dtype)
+        alias = autograd.with_gradient(source, lambda _: autograd.detach(local), _forgetting(tensor, axes, path))
     else:
         path = _gradient_path(spec.layout, spec.layout, spec.shape, spec.dtype, axes)
         alias = autograd.with_gradient(local, autograd.alias, _forgetting(tensor, axes, path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hp_core.errors import ShardingRuleError
 from hp_core.rules.registry import rule
 from hp_core.rules.rule import FACTOR, PLAIN, OpCall, Operand, Output, OutsideRule, Strategy, solve
 

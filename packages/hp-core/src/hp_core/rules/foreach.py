@@ -8,6 +8,7 @@ from __future__ import annotations
 from hp_core.errors import ShardingRuleError
 from hp_core.platform import get_platform
 from hp_core.rules.elementwise import broadcast_labels
+from hp_core.rules.reduce import root, sum_of_squares
 from hp_core.rules.registry import rule
 from hp_core.rules.rule import ADDEND, FACTOR, PLAIN, OpCall, Operand, Output, Strategy, solve
 from hp_core.rules.spec import TensorSpec
@@ -52,13 +53,11 @@ def _foreach_norm(tensors, ord=2, dtype=None):  # type: ignore[no-untyped-def]
     kinds = {(getattr(tensor, "device_mesh", None), tensor.dtype) for tensor in tensors}
     if ord != 2 or len(tensors) < 2 or len(kinds) > 1:
         return tuple(tensor.norm(ord, dtype=dtype) for tensor in tensors)
-    squares = [_sum_of_squares(tensor if dtype is None else tensor.to(dtype)) for tensor in tensors]
-    return tuple(get_platform().ops.local("stack")(squares).sqrt().unbind(0))
-
-
-def _sum_of_squares(tensor):  # type: ignore[no-untyped-def]
-    """Over all elements; of a tensor that is cut, a sum that stays pending."""
-    return (tensor * tensor).sum()
+    tensors = [tensor if dtype is None else tensor.to(dtype) for tensor in tensors]
+    squares = [sum_of_squares(tensor) for tensor in tensors]
+    # stacking DTensors is dispatched like any op: the pending sums become one
+    norms = root(get_platform().ops.local("stack")(squares), 2).to(tensors[0].dtype)
+    return tuple(norms.unbind(0))
 
 
 @rule("_fused_adam _fused_adamw", "self grads exp_avgs exp_avg_sqs max_exp_avg_sqs state_steps")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
+from hp_core.platform import get_platform
 from hp_core.rules.registry import rule
 from hp_core.rules.rule import FACTOR, PLAIN, OpCall, Operand, Output, Strategy, solve
 from hp_core.rules.spec import TensorSpec
 
-__all__: list[str] = []
+__all__ = ["root", "sum_of_squares"]
 
 
 @rule("sum nansum", "input dim keepdim dtype")
@@ -80,20 +82,47 @@ def _allclose(x, other, rtol=1e-05, atol=1e-08, equal_nan=False):  # type: ignor
 
 @rule("vector_norm", "input ord dim keepdim dtype", sees_floats=True, decomposed=True)
 def _vector_norm(x, ord=2, dim=None, keepdim=False, dtype=None):  # type: ignore[no-untyped-def]
-    """The p-norm as pending sum (or max) of |x|^p, so that nothing is gathered."""
-    magnitude = (x if dtype is None else x.to(dtype)).abs()
+    """The p-norm as pending sum (or max) of |x|^p, so that nothing is gathered. Half precision is summed in float32."""
+    x = x if dtype is None else x.to(dtype)
+    narrow = _is_narrow(x)
+    magnitude = (x.float() if narrow else x).abs()
     dims = tuple(range(x.ndim)) if dim is None or dim == () else dim
     if ord == float("inf"):
-        return magnitude.amax(dims, keepdim)
-    if ord == float("-inf"):
-        return magnitude.amin(dims, keepdim)
-    if ord == 0:
-        return (magnitude != 0).sum(dims, keepdim).to(magnitude.dtype)
-    if ord == 1:
-        return magnitude.sum(dims, keepdim)
-    if ord == 2:
-        return (magnitude * magnitude).sum(dims, keepdim).sqrt()
-    return magnitude.pow(ord).sum(dims, keepdim).pow(1.0 / ord)
+        result = magnitude.amax(dims, keepdim)
+    elif ord == float("-inf"):
+        result = magnitude.amin(dims, keepdim)
+    elif ord == 0:
+        result = (magnitude != 0).sum(dims, keepdim).to(magnitude.dtype)
+    elif ord == 1:
+        result = magnitude.sum(dims, keepdim)
+    elif ord == 2:
+        result = root((magnitude * magnitude).sum(dims, keepdim), 2)
+    else:
+        result = root(magnitude.pow(ord).sum(dims, keepdim), ord)
+    return result.to(x.dtype) if narrow else result
+
+
+def sum_of_squares(x: Any) -> Any:
+    """Over all elements; of a tensor that is cut, a sum that stays pending. Half precision is summed in float32."""
+    wide = x.float() if _is_narrow(x) else x
+    magnitude = wide.abs()
+    return (magnitude * magnitude).sum()
+
+
+def root(total: Any, degree: float) -> Any:
+    """The root of a sum of powers; its gradient at 0 is 0, as that of the dense norm."""
+    zero = None
+    if total.requires_grad:
+        total = total.reduce_partial()
+        zero = total == 0
+        total = total.masked_fill(zero, 1)
+    result = total.sqrt() if degree == 2 else total.pow(1.0 / degree)
+    return result if zero is None else result.masked_fill(zero, 0)
+
+
+def _is_narrow(x: Any) -> bool:
+    tensors = get_platform().tensors
+    return tensors.is_floating(x.dtype) and tensors.itemsize(x.dtype) < 4
 
 
 @rule("norm", "input p dim keepdim dtype", sees_floats=True, decomposed=True)

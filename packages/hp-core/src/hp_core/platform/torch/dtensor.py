@@ -334,9 +334,9 @@ class _TorchFace:
         from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
         from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
+        offsets, sizes = self._chunk()
         if not self._owns_checkpoint_piece():
             return []
-        offsets, sizes = self._chunk()
         return [
             WriteItem(
                 index=MetadataIndex(name, offsets),
