@@ -38,7 +38,7 @@ TABLES: dict[str, Callable[[int], Section]] = {
 
 
 @click.command(help=__doc__)
-@click.option("--repeats", default=100, show_default=True, type=click.IntRange(1), help="Rounds of each timed table.")
+@click.option("--repeats", default=80, show_default=True, type=click.IntRange(1), help="Rounds of each timed table.")
 @click.option(
     "--only", "chosen", multiple=True, type=click.Choice(list(TABLES)), help="Only this table; may be repeated."
 )

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from benchmarks.core import mlp, operators, overhead, redistribute, transitions
 from benchmarks.core.sampling import Samples, count_calls, take_turns
+from benchmarks.imports import run as imports
 from benchmarks.report import BY_HAND, Section, at_least, at_most, page, write_page
 
 SMALL = [transitions.Case((2, 2), (16, 16)), transitions.Case((2, 2), (13, 7))]
@@ -37,8 +38,9 @@ def numbers(section: Section) -> list[float]:
         (operators.section, 15 * 8),
         (redistribute.section, 5 * 4 * 3),
         (mlp.section, 3 * 3 * 3),
+        (imports.section, 2 * 3),
     ],
-    ids=["overhead", "operators", "redistribute", "mlp"],
+    ids=["overhead", "operators", "redistribute", "mlp", "imports"],
 )
 def test_a_timed_table_runs_and_is_finite(section: Callable[[int], Section], least: int) -> None:
     measured = section(1)

@@ -38,7 +38,9 @@ def load(folder: str, ranks: int, dim: int) -> None:
     for name, shape in SHAPES.items():
         placement = Shard(dim) if dim < len(shape) else Replicate()
         state[name] = distribute_tensor(torch.zeros(shape, dtype=torch.float64), mesh, [placement], src_data_rank=None)
-    state["parameter"] = nn.Parameter(distribute_tensor(torch.zeros(4, 6, dtype=torch.float64), mesh, [Shard(dim)], src_data_rank=None))
+    state["parameter"] = nn.Parameter(
+        distribute_tensor(torch.zeros(4, 6, dtype=torch.float64), mesh, [Shard(dim)], src_data_rank=None)
+    )
     state["step"] = torch.tensor(0.0)
     dcp.load(state, checkpoint_id=folder)
     for name in SHAPES:

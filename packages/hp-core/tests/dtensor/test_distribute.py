@@ -202,7 +202,11 @@ def test_new_tensors_do_not_depend_on_the_layout_or_the_world() -> None:
     [
         (lambda mesh: distribute_tensor(torch.ones(4), mesh, [Shard(1)]), LayoutError, "1 dims"),
         (lambda mesh: distribute_tensor(torch.ones(4), mesh, [Shard(0), Shard(0)]), LayoutError, "one per axis"),
-        (lambda mesh: distribute_tensor(torch.ones(4), mesh, [Shard(0)], src_data_rank=5), LayoutError, "src_data_rank=5"),
+        (
+            lambda mesh: distribute_tensor(torch.ones(4), mesh, [Shard(0)], src_data_rank=5),
+            LayoutError,
+            "src_data_rank=5",
+        ),
         (lambda mesh: distribute_tensor(torch.ones(5), mesh, [RaggedShard((1, 2))]), LayoutError, "doesn't divide"),
         (lambda mesh: distribute_tensor(torch.ones(4), mesh, [RaggedShard((1, 2, 3))]), LayoutError, "2 ranks"),
         (lambda mesh: distribute_tensor(torch.ones(4)), LayoutError, "no mesh"),

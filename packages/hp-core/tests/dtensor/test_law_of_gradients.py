@@ -268,7 +268,11 @@ def recomputed() -> None:
         return F.linear(F.gelu(F.linear(x, up)), down).redistribute(placements=[Replicate()])
 
     def gradients(save: bool) -> list[torch.Tensor]:
-        x, up, down = lay(normal(S, D), Replicate()), lay(normal(8, D, seed=1), Shard(0)), lay(normal(D, 8, seed=2), Shard(1))
+        x, up, down = (
+            lay(normal(S, D), Replicate()),
+            lay(normal(8, D, seed=1), Shard(0)),
+            lay(normal(D, 8, seed=2), Shard(1)),
+        )
         hidden = x * 1
         for _ in range(2):
             hidden = block(hidden, up, down) if save else checkpoint(block, hidden, up, down, use_reentrant=False)
@@ -332,4 +336,6 @@ def test_a_backward_that_torch_would_refuse_is_refused(call: str) -> None:
         x = lay(normal(S, D), Shard(0))
         x.backward(torch.ones(S, D)) if call == "plain" else (x * 2).backward()
 
-    assert_same_error(2, refused, (LayoutError, RuntimeError), "must be a DTensor" if call == "plain" else "scalar outputs")
+    assert_same_error(
+        2, refused, (LayoutError, RuntimeError), "must be a DTensor" if call == "plain" else "scalar outputs"
+    )

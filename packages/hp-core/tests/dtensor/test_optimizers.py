@@ -21,7 +21,10 @@ PLACEMENTS = {
 
 
 def parameters() -> list[torch.Tensor]:
-    return [torch.randn(shape, generator=torch.Generator().manual_seed(i), dtype=torch.float64) for i, shape in enumerate(SHAPES)]
+    return [
+        torch.randn(shape, generator=torch.Generator().manual_seed(i), dtype=torch.float64)
+        for i, shape in enumerate(SHAPES)
+    ]
 
 
 def loss_of(x: Any, w1: Any, b1: Any, w2: Any, scale: Any) -> Any:
@@ -37,7 +40,9 @@ def train(make: Callable[..., torch.optim.Optimizer], ranks: int, clip: float | 
         for value, placements in zip(parameters(), PLACEMENTS[ranks], strict=True)
     ]
     optimizers = make(dense), make(sharded)
-    batches = [torch.randn(4, 5, generator=torch.Generator().manual_seed(step), dtype=torch.float64) for step in range(3)]
+    batches = [
+        torch.randn(4, 5, generator=torch.Generator().manual_seed(step), dtype=torch.float64) for step in range(3)
+    ]
     batch_placement = (Shard(0), Replicate())[-ranks // 2 :] if ranks == 4 else (Replicate(),)
     for batch in batches:
         loss_of(batch, *dense).backward()

@@ -41,7 +41,9 @@ def lay(value: torch.Tensor, mesh: Any, *placements: Any) -> Any:
 def flattened_gather() -> None:
     value = torch.arange(15.0).view(5, 3)
     mesh = square()
-    assert torch.equal(lay(value, mesh, Shard(0), Shard(0)).redistribute(mesh, [Replicate(), Replicate()]).to_local(), value)
+    assert torch.equal(
+        lay(value, mesh, Shard(0), Shard(0)).redistribute(mesh, [Replicate(), Replicate()]).to_local(), value
+    )
     flat = mesh["p", "q"].flatten("pq")
     assert torch.equal(lay(value, flat, Shard(0)).redistribute(flat, [Replicate()]).to_local(), value)
 
@@ -209,7 +211,10 @@ def test_a_widening_cast_leaves_the_sum_pending() -> None:
 
 def flattened_and_back() -> None:
     value = torch.randn(3, 8, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    for layout in (Layout.from_device_mesh(square())(None, ("p", "q")), Layout.from_device_mesh(square())(None, ("q", "p"))):
+    for layout in (
+        Layout.from_device_mesh(square())(None, ("p", "q")),
+        Layout.from_device_mesh(square())(None, ("q", "p")),
+    ):
         x = distribute_tensor(value, layout, src_data_rank=None).requires_grad_()
         back = x.flatten(0, 1).unflatten(0, (3, 8))
         assert back.shape == x.shape

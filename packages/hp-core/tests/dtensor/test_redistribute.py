@@ -99,13 +99,24 @@ def test_every_pair_of_layouts(ranks: int, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("reduce_op", ["avg", "max", "min"])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_other_pending_reductions(ranks: int, reduce_op: str) -> None:
-    faults = [fault for result in run_ranks(ranks, every_pair, ranks, (5, 3), reduce_op, timeout=100) for fault in result]
+    faults = [
+        fault for result in run_ranks(ranks, every_pair, ranks, (5, 3), reduce_op, timeout=100) for fault in result
+    ]
     assert not faults, "\n".join(faults[:30])
 
 
 def every_dtype() -> None:
     mesh = make_mesh(2)
-    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64):
+    for dtype in (
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+        torch.int64,
+        torch.int32,
+        torch.uint8,
+        torch.bool,
+        torch.complex64,
+    ):
         value = torch.arange(15).view(5, 3).remainder(7).to(dtype)
         for src, dst in product(layouts(mesh, None), repeat=2):
             result = DTensor.from_local(own_part(value, src).clone(), src, shape=(5, 3)).redistribute(dst)

@@ -111,10 +111,9 @@ def sum_of_squares(x: Any) -> Any:
 
 def root(total: Any, degree: float) -> Any:
     """The root of a sum of powers; its gradient at 0 is 0, as that of the dense norm."""
-    zero = None
-    if total.requires_grad:
-        total = total.reduce_partial()
-        zero = total == 0
+    total = total.reduce_partial()
+    zero = total == 0 if total.requires_grad else None
+    if zero is not None:
         total = total.masked_fill(zero, 1)
     result = total.sqrt() if degree == 2 else total.pow(1.0 / degree)
     return result if zero is None else result.masked_fill(zero, 0)
