@@ -30,7 +30,7 @@ BATCH = 64
 SIZES = (64, 256, 512)
 EXPANSION = 4
 MEGATRON, TORCH, OURS = "hand-written f/g", "torch TP", "hp-core"
-CALLS = {64: 10, 256: 5, 512: 2}
+CALLS = {64: 6, 256: 3, 512: 1}
 
 Step = Callable[[], None]
 

@@ -58,6 +58,7 @@ EXPORTS = {
     "zeros": "dtensor.factories",
     "ColwiseParallel": "tensor_parallel",
     "NoParallel": "tensor_parallel",
+    "ParallelStyle": "tensor_parallel",
     "PrepareModuleInput": "tensor_parallel",
     "PrepareModuleInputOutput": "tensor_parallel",
     "PrepareModuleOutput": "tensor_parallel",

@@ -48,6 +48,7 @@ from hp_core.redistribute import redistribute_cache_info as redistribute_cache_i
 from hp_core.rules.registry import register_sharding_rule as register_sharding_rule
 from hp_core.tensor_parallel import ColwiseParallel as ColwiseParallel
 from hp_core.tensor_parallel import NoParallel as NoParallel
+from hp_core.tensor_parallel import ParallelStyle as ParallelStyle
 from hp_core.tensor_parallel import PrepareModuleInput as PrepareModuleInput
 from hp_core.tensor_parallel import PrepareModuleInputOutput as PrepareModuleInputOutput
 from hp_core.tensor_parallel import PrepareModuleOutput as PrepareModuleOutput
@@ -68,6 +69,7 @@ __all__ = [
     "LayoutError",
     "MeshError",
     "NoParallel",
+    "ParallelStyle",
     "Partial",
     "Placement",
     "PlanError",

@@ -9,6 +9,7 @@ from hp_core import Layout as Layout
 from hp_core import LayoutError as LayoutError
 from hp_core import MeshError as MeshError
 from hp_core import NoParallel as NoParallel
+from hp_core import ParallelStyle as ParallelStyle
 from hp_core import Partial as Partial
 from hp_core import Placement as Placement
 from hp_core import PlanError as PlanError
@@ -65,6 +66,7 @@ __all__ = [
     "LayoutError",
     "MeshError",
     "NoParallel",
+    "ParallelStyle",
     "Partial",
     "Placement",
     "PlanError",

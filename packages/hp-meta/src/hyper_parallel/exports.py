@@ -22,6 +22,7 @@ _DTENSOR = ("DTensor", "SkipDTensorDispatch", "distribute_module", "distribute_t
 _STYLES = (
     "ColwiseParallel",
     "NoParallel",
+    "ParallelStyle",
     "PrepareModuleInput",
     "PrepareModuleInputOutput",
     "PrepareModuleOutput",

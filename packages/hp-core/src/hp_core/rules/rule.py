@@ -315,14 +315,24 @@ def _sizes(operands: Sequence[Operand]) -> dict[Label, int]:
 
 def _cost(operands: Sequence[Operand], layouts: Sequence[Layout], limit: float) -> float:
     """What moving the operands costs; at least `limit` is all that is told of what isn't cheaper."""
-    total = 0
     itemsize = get_platform().tensors.itemsize
-    for operand, layout in zip(operands, layouts, strict=True):
-        spec = operand.spec
-        if layout is not spec.layout:
-            plan = plan_redistribute(spec.layout, layout, tuple(spec.shape), itemsize(spec.dtype))
-            # a copy without communication is cheap, but not free: prefer the operand that already lies right
-            total += plan.nbytes + _LATENCY_BYTES * plan.messages + 1
-            if total >= limit:
-                break
+    moves = [
+        (operand.spec, layout, _LATENCY_BYTES if _must_send(operand.spec.layout, layout) else 1)
+        for operand, layout in zip(operands, layouts, strict=True)
+        if layout is not operand.spec.layout
+    ]
+    total = sum(least for _, _, least in moves)
+    for spec, layout, least in moves:
+        if total >= limit:
+            break
+        plan = plan_redistribute(spec.layout, layout, tuple(spec.shape), itemsize(spec.dtype))
+        # a copy without communication is cheap, but not free: prefer the operand that already lies right
+        total += plan.nbytes + _LATENCY_BYTES * plan.messages + 1 - least
     return total
+
+
+def _must_send(src: Layout, dst: Layout) -> bool:
+    """Whether something is cut or pending in `src` that isn't in `dst`; the rest is cutting further, which is local."""
+    if set(src.partials) - set(dst.partials):
+        return True
+    return any(dst.axes_of(dim)[: len(axes)] != axes for dim, axes in enumerate(src.dim_axes))

@@ -2,6 +2,7 @@
 
 from hp_core import ColwiseParallel as ColwiseParallel
 from hp_core import NoParallel as NoParallel
+from hp_core import ParallelStyle as ParallelStyle
 from hp_core import PrepareModuleInput as PrepareModuleInput
 from hp_core import PrepareModuleInputOutput as PrepareModuleInputOutput
 from hp_core import PrepareModuleOutput as PrepareModuleOutput
@@ -13,6 +14,7 @@ from hp_core import parallelize_module as parallelize_module
 __all__ = [
     "ColwiseParallel",
     "NoParallel",
+    "ParallelStyle",
     "PrepareModuleInput",
     "PrepareModuleInputOutput",
     "PrepareModuleOutput",
