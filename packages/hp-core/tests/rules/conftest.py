@@ -12,6 +12,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
+from math import prod
 from typing import Any
 
 import pytest
@@ -85,11 +86,12 @@ def compare(
     if roots:
         torch.autograd.backward([root for root, _ in roots], [weight for _, weight in roots])
 
-    combinations = list(product(*[list(layouts(mesh, value.dim(), pending)) for value, pending, _ in values]))
-    if len(combinations) > most:
-        combinations = random.Random(zlib.crc32(name.encode())).sample(combinations, most)
+    choices = [list(layouts(mesh, value.dim(), pending)) for value, pending, _ in values]
+    count = prod(map(len, choices))
+    numbers = range(count) if count <= most else random.Random(zlib.crc32(name.encode())).sample(range(count), most)
     faults = []
-    for combination in combinations:
+    for number in numbers:
+        combination = combination_of(number, choices)
         where = f"{' '.join(operands)} laid out {', '.join(layout.compact_str for layout in combination)}"
         try:
             fault = compare_one(function, values, combination, dense, results, weights)
@@ -103,6 +105,15 @@ def compare(
             print(name, where, fault, file=sys.stderr, flush=True)
             faults.append((where, f"{name}: {fault}"))
     return faults
+
+
+def combination_of(number: int, choices: Sequence[Sequence[Any]]) -> list[Any]:
+    """The combination of this number, out of as many as there are: one choice for each operand."""
+    combination = []
+    for options in choices:
+        number, index = divmod(number, len(options))
+        combination.append(options[index])
+    return combination
 
 
 def compare_one(
