@@ -314,7 +314,12 @@ def layout_of(mesh_or_layout: Any, placements: Sequence[Any] | None = None, ndim
             raise LayoutError("give a Layout, or a mesh with placements, not both.")
         return mesh_or_layout
     mesh = as_mesh(mesh_or_layout)
-    return intern(mesh) if placements is None else from_placements(mesh, tuple(placements), ndim)
+    return intern(mesh) if placements is None else _from_placements(mesh, tuple(placements), ndim)
+
+
+@lru_cache(maxsize=1 << 12)
+def _from_placements(mesh: DeviceMesh, placements: tuple[Any, ...], ndim: int | None) -> Layout:
+    return from_placements(mesh, placements, ndim)
 
 
 @lru_cache(maxsize=1 << 16)

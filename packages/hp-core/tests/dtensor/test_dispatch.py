@@ -255,3 +255,39 @@ def skipped() -> None:
 
 def test_dispatch_can_be_skipped() -> None:
     run_ranks(2, skipped)
+
+
+FALLBACKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "pad": lambda x: F.pad(x, (1, 1)),
+    "repeat": lambda x: x.repeat(2, 3),
+    "diagonal": lambda x: x.diagonal(),
+    "tensordot": lambda x: torch.tensordot(x, x, ([0], [0])),
+    "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
+    "cosine_similarity": lambda x: F.cosine_similarity(x, x.exp()),
+    "diff": lambda x: torch.diff(x, dim=0),
+}
+
+
+def fallbacks_equal_dense() -> list[str]:
+    faults = []
+    value = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for name, function in FALLBACKS.items():
+        dense = value.clone().requires_grad_()
+        expected = function(dense)
+        expected.square().sum().backward()
+        for placement in (Replicate(), Shard(0), Shard(1), Partial()):
+            if placement == Partial():
+                x = DTensor.from_local(value / 2, mesh2(), [placement]).requires_grad_()
+            else:
+                x = lay(value, placement).requires_grad_()
+            result = function(x)
+            result.square().sum().backward()
+            if not torch.allclose(result.detach().full_tensor(), expected.detach()):
+                faults.append(f"{name} {placement}: values differ")
+            if x.grad.layout is not x.layout.gradient or not torch.allclose(x.grad.full_tensor(), dense.grad):  # type: ignore[arg-type]
+                faults.append(f"{name} {placement}: gradient differs")
+    return faults
+
+
+def test_fallbacks_on_uneven_pieces_equal_dense() -> None:
+    assert run_ranks(2, fallbacks_equal_dense) == [[], []]

@@ -339,3 +339,29 @@ def test_a_backward_that_torch_would_refuse_is_refused(call: str) -> None:
     assert_same_error(
         2, refused, (LayoutError, RuntimeError), "must be a DTensor" if call == "plain" else "scalar outputs"
     )
+
+
+def automatic_casts() -> None:
+    x, up, down = (
+        lay(normal(S, D), Replicate()),
+        lay(normal(8, D, seed=1), Shard(0)),
+        lay(normal(D, 8, seed=2), Shard(1)),
+    )
+    for tensor in (x, up, down):
+        tensor.data = tensor.data.float()
+    assert F.linear(x, up).dtype is torch.float32
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = F.linear(F.linear(x, up), down)
+    assert result.dtype is torch.bfloat16
+    assert F.linear(x, up).dtype is torch.float32
+    result.float().sum().backward()
+    dense = normal(S, D).float().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = F.linear(F.linear(dense, normal(8, D, seed=1).float()), normal(D, 8, seed=2).float())
+    expected.float().sum().backward()
+    assert x.grad.dtype is up.grad.dtype is torch.float32
+    torch.testing.assert_close(x.grad.full_tensor(), dense.grad, rtol=0.05, atol=0.05)
+
+
+def test_autocast_applies_to_the_local_ops() -> None:
+    run_ranks(2, automatic_casts)

@@ -147,6 +147,7 @@ def test_along_a_whole_dim(check_ops: Callable[..., None], ranks: int) -> None:
             ("tril", lambda x: (x.tril(), x.triu(1), torch.tril(x, diagonal=-1)), "5x3;2x4x3"),
             ("cumsum", lambda x: (x.cumsum(0), torch.cumsum(x, dim=-1)), "5x3"),
             ("cumprod", lambda x: x.cumprod(0), "p:5x3"),
+            ("cummax", lambda x: (*x.cummax(0), *torch.cummin(x, dim=-1), x.logcumsumexp(0)), "5x3"),
             ("sort", lambda x: (*x.sort(), *torch.sort(x, dim=0, descending=True)), "5x3"),
             ("argsort", lambda x: (x.argsort(), torch.argsort(x, dim=0, descending=True)), "5x3"),
             ("topk", lambda x: (*x.topk(2), *torch.topk(x, 2, dim=0), *x.topk(1, dim=-1, largest=False)), "5x3"),

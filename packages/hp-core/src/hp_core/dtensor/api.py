@@ -6,6 +6,7 @@ The class itself is made by the platform from `DTensorMethods` on first use of `
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from hp_core.dtensor.gradients import Origin, redistribute_local
@@ -15,6 +16,7 @@ from hp_core.mesh import DeviceMesh
 from hp_core.placement import Placement
 from hp_core.platform import get_platform
 from hp_core.platform.protocol import DType, Tensor
+from hp_core.process_group import on_destroy
 from hp_core.rules.spec import TensorSpec, spec_of
 
 __all__ = ["DTensor", "DTensorMethods", "dtensor_type"]
@@ -71,25 +73,21 @@ class DTensorMethods:
         cls = dtensor_type()
         if isinstance(local, cls):
             raise LayoutError(f"from_local() takes a plain tensor, got a DTensor laid out {local._spec.layout}.")  # type: ignore[attr-defined]
-        tensors = get_platform().tensors
-        local_shape = tensors.shape(local)
+        platform = get_platform()
+        local_shape = platform.tensors.shape(local)
         resolved = layout_of(layout, placements, len(local_shape))
-        global_shape = resolved.infer_global_shape(local_shape) if shape is None else tuple(shape)
-        expected = resolved.local_shape(global_shape)
-        if tuple(local_shape) != expected:
-            raise LayoutError(
-                f"rank {resolved.mesh._own_rank()} holds a local tensor of shape {tuple(local_shape)}, but of a global tensor of "
-                f"shape {global_shape} laid out {resolved} its part is {expected}. Pass the right shape=, or another layout."
-            )
-        spec = spec_of(resolved, global_shape, tensors.dtype(local))
-        autograd = get_platform().autograd
+        spec = _spec_of_part(
+            resolved, local_shape, None if shape is None else tuple(shape), platform.tensors.dtype(local)
+        )
+        autograd = platform.autograd
         if autograd.needs_gradient(local):
             if grad_placements is None:
-                local = autograd.alias(local)
+                if autograd.is_leaf(local):  # else its gradient would land on the caller's own tensor
+                    local = autograd.alias(local)
             else:
-                wanted = layout_of(*_layout_arguments(resolved.mesh, grad_placements), len(global_shape))
+                wanted = layout_of(*_layout_arguments(resolved.mesh, grad_placements), spec.ndim)
                 local = _with_gradient_layout(local, resolved.gradient, wanted, spec)
-        return get_platform().new_dtensor(cls, local, spec)  # type: ignore[no-any-return]
+        return platform.new_dtensor(cls, local, spec)  # type: ignore[no-any-return]
 
     # -- what it is -------------------------------------------------------------------------------------------------
 
@@ -131,7 +129,7 @@ class DTensorMethods:
         if not autograd.needs_gradient(local):
             return local
         if grad_placements is None:
-            return autograd.alias(local)
+            return autograd.alias(local) if autograd.is_leaf(local) else local
         given = layout_of(*_layout_arguments(self._spec.layout.mesh, grad_placements), self._spec.ndim)
         return _with_gradient_layout(local, given, self._spec.layout.gradient, self._spec)
 
@@ -229,6 +227,24 @@ def rebuild(
     )
 
 
+@lru_cache(maxsize=1 << 14)
+def _spec_of_part(
+    layout: Layout, local_shape: tuple[int, ...], shape: tuple[int, ...] | None, dtype: DType
+) -> TensorSpec:
+    """The spec of the tensor of which this rank holds a part of `local_shape`; its global shape is told if not given."""
+    global_shape = layout.infer_global_shape(local_shape) if shape is None else shape
+    expected = layout.local_shape(global_shape)
+    if tuple(local_shape) != expected:
+        raise LayoutError(
+            f"rank {layout.mesh._own_rank()} holds a local tensor of shape {tuple(local_shape)}, but of a global tensor of "
+            f"shape {tuple(global_shape)} laid out {layout} its part is {expected}. Pass the right shape=, or another layout."
+        )
+    return spec_of(layout, global_shape, dtype)
+
+
+on_destroy(_spec_of_part.cache_clear)
+
+
 def _layout_arguments(mesh: DeviceMesh, given: Sequence[Placement] | Layout) -> tuple[Any, Any]:
     return (given, None) if isinstance(given, Layout) else (mesh, tuple(given))
 
@@ -242,6 +258,7 @@ def _with_gradient_layout(local: Tensor, have: Layout, want: Layout, spec: Tenso
     return autograd.with_gradient(local, autograd.alias, path)
 
 
+@lru_cache(maxsize=1 << 14)
 def _may_tie(src: Layout, dst: Layout, asked: bool) -> bool:
     """Whether a varying use can send its gradient straight to the source: plain cuts and sums only.
 

@@ -40,6 +40,7 @@ _plans: dict[Any, OpPlan] = {}
 _misses = 0
 _sees_floats: set[Any] = set()
 _told: set[Any] = set()
+_handlers: dict[Any, Callable[..., Any] | None] = {}
 _skip_depth = 0  # how many contexts are open in any thread: the hot path asks the context variable only then
 _skip: ContextVar[bool] = ContextVar("skip_dtensor_dispatch", default=False)
 _DTensor: Any = DTensorMethods  # until the class exists
@@ -49,8 +50,11 @@ def dispatch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None
     """Run an intercepted function whose arguments hold DTensors."""
     if _skip_depth and _skip.get():
         return _on_locals(function, args, kwargs or {})
+    cls = _DTensor
     try:
-        key: Any = (function, *map(_key, args)) if not kwargs else (function, *map(_key, args), _kwargs_key(kwargs))
+        key: Any = (function, *[value._spec if type(value) is cls else _key(value) for value in args])
+        if kwargs:
+            key = (key, *[(name, _key(value)) for name, value in kwargs.items()])
         if function in _sees_floats:
             key = (key, _floats(args, kwargs))
         plan = _plans.get(key)
@@ -61,47 +65,89 @@ def dispatch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None
     return _first_time(function, args, kwargs or {}, key)
 
 
+class Slot(NamedTuple):
+    """Where an operand stands in a call.
+
+    Attributes:
+        place: position, or name of a keyword.
+        item: index in the list that stands there, or None.
+    """
+
+    place: Any
+    item: int | None
+
+
 class OpPlan:
-    """How calls of one kind run: which operands move or vary, which local function, what the outputs are."""
+    """How calls of one kind run: where the operands stand, which move or vary, which local function, what comes out."""
 
-    __slots__ = ("_bound", "_check", "_inplace", "_local", "_moves", "_nested", "_outputs", "_spec", "_specs")
+    __slots__ = (
+        "_bound",
+        "_check",
+        "_inplace",
+        "_lists",
+        "_local",
+        "_moves",
+        "_names",
+        "_outputs",
+        "_plain",
+        "_slots",
+        "_spec",
+        "_specs",
+    )
 
-    def __init__(self, strategy: Strategy, call: OpCall, vary: tuple[tuple[int, ...], ...], nested: bool) -> None:
+    def __init__(
+        self, strategy: Strategy, call: OpCall, vary: tuple[tuple[int, ...], ...], slots: tuple[Slot, ...]
+    ) -> None:
         moves = []
-        for index, (spec, layout, axes) in enumerate(zip(call.specs, strategy.layouts, vary, strict=True)):
+        for slot, spec, layout, axes in zip(slots, call.specs, strategy.layouts, vary, strict=True):
             target = None if layout is spec.layout else layout
             if target is not None or axes:
-                moves.append((index, target, axes))
+                moves.append((slot, target, axes))
         self._moves = tuple(moves)
+        self._slots = slots
+        self._lists = tuple(dict.fromkeys(slot.place for slot in slots if slot.item is not None))
+        self._names = tuple(slot.place for slot in slots if slot.item is None and type(slot.place) is str)
         self._local = None if strategy.local is None else get_platform().ops.local(strategy.local)
         self._bound = strategy.bound
         self._check = strategy.check
         self._inplace = call.inplace
-        self._nested = nested
+        # nothing moves, varies or stands in a list: the call is the local call
+        self._plain = not (moves or self._lists or self._names or self._local or self._check or call.inplace)
         self._outputs = strategy.outputs
         self._spec: TensorSpec | None = None  # of the output, if it is one tensor
         self._specs: tuple[TensorSpec, ...] | None = None  # of the outputs, if they are several
 
     def run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         """Run one call of this kind."""
+        cls = _DTensor
+        arguments = [value._local if type(value) is cls else value for value in args]
+        if self._plain:
+            result = function(*arguments, **kwargs) if kwargs else function(*arguments)
+            spec = self._spec
+            if spec is not None and result.dtype is spec.dtype:
+                return _new_dtensor(cls, result, spec)
+            return self._wrap(result)
         if self._check is not None:
             self._check()
-        cls = _DTensor
-        local = self._local
-        if self._nested or kwargs:
-            result = self._run_nested(function, args, kwargs or {})
-        elif not self._moves and local is None:
-            result = function(*[value._local if type(value) is cls else value for value in args])
+        named = kwargs
+        if self._lists or self._names:
+            named = dict(kwargs) if kwargs else {}
+            self._replace_nested(arguments, named)
+        for (place, item), layout, vary in self._moves:
+            source, target = (args, arguments) if type(place) is int else (kwargs, named)
+            operand = source[place] if item is None else source[place][item]  # type: ignore[index]
+            if layout is not None or _needs_gradient(operand._local):
+                moved = operand_local(operand, layout, vary)
+                if item is None:
+                    target[place] = moved  # type: ignore[index]
+                else:
+                    target[place][item] = moved  # type: ignore[index]
+        if self._local is not None:
+            result = self._local(*self._operands(arguments, named), **self._bound)
+        elif named:
+            result = function(*arguments, **named)
         else:
-            operands = [value for value in args if type(value) is cls]
-            locals_ = [value._local for value in operands]
-            for index, layout, vary in self._moves:
-                locals_[index] = operand_local(operands[index], layout, vary)
-            if local is not None:
-                result = local(*locals_, **self._bound)
-            else:
-                remaining = iter(locals_)
-                result = function(*[next(remaining) if type(value) is cls else value for value in args])
+            result = function(*arguments)
         if self._inplace:
             return _written(args[0] if args else next(iter(kwargs.values())))  # type: ignore[union-attr]
         spec = self._spec
@@ -109,19 +155,22 @@ class OpPlan:
             return _new_dtensor(cls, result, spec)
         return self._wrap(result)
 
-    def _run_nested(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Like the flat case, for tensors in lists and keywords."""
-        operands: list[Any] = []
-        _collect(args, operands)
-        _collect(kwargs, operands)
-        locals_ = [operand._local for operand in operands]
-        for index, layout, vary in self._moves:
-            locals_[index] = operand_local(operands[index], layout, vary)
-        if self._local is not None:
-            return self._local(*locals_, **self._bound)
-        remaining = iter(locals_)
-        local_args = _replace(args, remaining)
-        return function(*local_args, **_replace(kwargs, remaining))
+    def _replace_nested(self, arguments: list[Any], named: dict[str, Any]) -> None:
+        """Put local tensors into lists and keywords."""
+        cls = _DTensor
+        for place in self._lists:
+            target: Any = arguments if type(place) is int else named
+            target[place] = [value._local if type(value) is cls else value for value in target[place]]
+        for name in self._names:
+            named[name] = named[name]._local
+
+    def _operands(self, arguments: list[Any], named: Any) -> list[Any]:
+        """The local tensors, in order of appearance."""
+        found = []
+        for place, item in self._slots:
+            value = arguments[place] if type(place) is int else named[place]
+            found.append(value if item is None else value[item])
+        return found
 
     def _wrap(self, result: Any) -> Any:
         """The DTensors of the local results."""
@@ -191,12 +240,15 @@ on_change.append(dispatch_cache_clear)
 
 
 def _first_time(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> Any:
-    global _DTensor, _new_dtensor, _misses
+    global _DTensor, _new_dtensor, _needs_gradient, _misses
     if _DTensor is DTensorMethods:  # the first call of all: its key didn't know the class yet
-        _DTensor, _new_dtensor = dtensor_type(), get_platform().new_dtensor
+        platform = get_platform()
+        _DTensor, _new_dtensor, _needs_gradient = dtensor_type(), platform.new_dtensor, platform.autograd.needs_gradient
         return dispatch(function, args, kwargs)
     ops = get_platform().ops
-    handler = ops.handler(function)
+    if function not in _handlers:
+        _handlers[function] = ops.handler(function)
+    handler = _handlers[function]
     if handler is not None:
         return handler(*args, **kwargs)
     named = ops.canonical(function)
@@ -216,7 +268,7 @@ def _first_time(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ke
         return dispatch(function, args, kwargs)
     _misses += 1
     _refuse_plain_tensors(name, args, kwargs)
-    call, nested = _read(rule, name, inplace, args, kwargs)
+    call, slots = _read(rule, name, inplace, args, kwargs)
     try:
         strategy = rule.function(call)
     except OutsideRule as error:
@@ -228,7 +280,7 @@ def _first_time(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ke
         () if index in strategy.complete else tuple(sorted(active - layout.active_axes))
         for index, layout in enumerate(strategy.layouts)
     )
-    plan = OpPlan(strategy, call, vary, nested)
+    plan = OpPlan(strategy, call, vary, slots)
     if key is not None:
         if len(_plans) >= _MAX_PLANS:
             _plans.clear()
@@ -246,15 +298,29 @@ def _on_locals(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return function(*local_args, **_replace(kwargs, locals_))
 
 
-def _read(rule: Rule, name: str, inplace: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[OpCall, bool]:
-    """The call as its rule sees it, and whether tensors lie in lists or keywords."""
-    operands: list[Any] = []
-    _collect(args, operands)
-    _collect(kwargs, operands)
+def _read(
+    rule: Rule, name: str, inplace: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[OpCall, tuple[Slot, ...]]:
+    """The call as its rule sees it, and where its tensors stand."""
+    slots = []
+    specs = []
+    for place, value in (*enumerate(args), *kwargs.items()):
+        if type(value) is _DTensor:
+            slots.append(Slot(place, None))
+            specs.append(value._spec)
+        elif type(value) is list or type(value) is tuple:
+            for item, inner in enumerate(value):
+                if type(inner) is _DTensor:
+                    slots.append(Slot(place, item))
+                    specs.append(inner._spec)
+                elif type(inner) in (list, tuple):
+                    found: list[Any] = []
+                    _collect(inner, found)
+                    if found:
+                        raise ShardingRuleError(f"{name}: DTensors in lists within lists have no rule.")
     bound = get_platform().ops.bind(args, kwargs, rule.parameters)
     arguments = {parameter: _visible(value, rule.sees_floats) for parameter, value in bound.items()}
-    nested = len(operands) != sum(type(value) is _DTensor for value in args)
-    return OpCall(name, arguments, tuple(operand._spec for operand in operands), inplace), nested
+    return OpCall(name, arguments, tuple(specs), inplace), tuple(slots)
 
 
 def _fall_back(
@@ -325,7 +391,7 @@ def _key(value: Any) -> Any:
     if kind is float:
         return float
     if kind is list or kind is tuple:
-        return (kind, *map(_key, value))
+        return (kind, *[item._spec if type(item) is _DTensor else _key(item) for item in value])
     if kind is slice:
         return (slice, value.start, value.stop, value.step)
     if isinstance(value, DTensorMethods):
@@ -333,10 +399,6 @@ def _key(value: Any) -> Any:
     return (
         (kind, value) if not hasattr(value, "shape") else (kind, tuple(value.shape), value.dtype, value.requires_grad)
     )
-
-
-def _kwargs_key(kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple([(name, _key(value)) for name, value in kwargs.items()])
 
 
 def _floats(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[float, ...]:
@@ -392,7 +454,7 @@ def _written(target: Any) -> Any:
     """What an in-place op returns, after forgetting what was remembered of the tensors it wrote to."""
     if type(target) in (list, tuple):
         for tensor in target:
-            if type(tensor) is _DTensor:
+            if type(tensor) is _DTensor and (tensor._memo is not None or tensor._origin is not None):
                 tensor._forget()
         return None
     target._forget()
@@ -400,3 +462,4 @@ def _written(target: Any) -> Any:
 
 
 _new_dtensor: Callable[[type, Any, Any], Any]
+_needs_gradient: Callable[[Any], bool]

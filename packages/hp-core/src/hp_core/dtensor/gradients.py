@@ -8,12 +8,14 @@ so such an operand passes through `vary`: identity forward, all-reduce backward.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 from weakref import ref
 
 from hp_core.layout import Layout
 from hp_core.platform import get_platform
 from hp_core.platform.protocol import DType, Tensor
+from hp_core.process_group import on_destroy
 from hp_core.redistribute import program_for
 
 __all__ = ["Origin", "Vary", "operand_local", "redistribute_local"]
@@ -137,6 +139,7 @@ def _forgetting(tensor: Any, axes: Vary, backward: Any) -> Any:
     return run
 
 
+@lru_cache(maxsize=1 << 14)
 def _gradient_path(
     src: Layout, dst: Layout, shape: tuple[int, ...], dtype: DType, vary: Vary = (), backward_dtype: DType = None
 ) -> Any:
@@ -157,6 +160,9 @@ def _gradient_path(
         return tensors.cast(result, own_dtype) if backward_dtype is not None else result
 
     return run if factor != 1.0 or backward_dtype is not None else program
+
+
+on_destroy(_gradient_path.cache_clear)
 
 
 def _extremum_axes(layout: Layout) -> tuple[int, ...]:

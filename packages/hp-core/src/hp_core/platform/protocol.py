@@ -279,6 +279,9 @@ class Autograd(Protocol):
     def requires_grad(self, tensor: Tensor) -> bool:
         """Whether the tensor takes part in gradients, recorded now or not."""
 
+    def is_leaf(self, tensor: Tensor) -> bool:
+        """Whether no op of the graph made it."""
+
     def version(self, tensor: Tensor) -> int:
         """How often the storage was written to."""
 

@@ -32,7 +32,9 @@ def _foreach(call: OpCall) -> Strategy:
     lists = _tensor_lists(call)
     lone = [value for value in call.arguments.values() if isinstance(value, TensorSpec)]
     if any(spec.ndim for spec in lone):
-        raise ShardingRuleError(f"{call.name}: a tensor beside the lists must have no dims, got {[tuple(s.shape) for s in lone]}.")
+        raise ShardingRuleError(
+            f"{call.name}: a tensor beside the lists must have no dims, got {[tuple(s.shape) for s in lone]}."
+        )
     role = _ROLES.get(call.name.removeprefix("_foreach_"), PLAIN)
     if role == ADDEND and len(lists) == 1:
         role = PLAIN  # adding a number to a pending sum would add it once per rank

@@ -86,7 +86,7 @@ def _cumsum(call: OpCall) -> Strategy:
     return _whole(call, (call.dim(),), frozenset({"sum", "avg"}))
 
 
-@rule("cumprod", "input dim dtype")
+@rule("cumprod logcumsumexp", "input dim dtype")
 def _cumprod(call: OpCall) -> Strategy:
     return _whole(call, (call.dim(),), frozenset())
 
@@ -111,6 +111,7 @@ def _gather(call: OpCall) -> Strategy:
 
 @rule("sort", "input dim descending stable")
 @rule("topk", "input k dim largest sorted")
+@rule("cummax cummin", "input dim")
 def _sorted(call: OpCall) -> Strategy:
     spec, dim = call.spec("input"), call.dim(default=-1)
     labels = tuple(None if d == dim else d for d in range(spec.ndim))

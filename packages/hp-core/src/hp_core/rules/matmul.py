@@ -55,7 +55,9 @@ def _added_product(call: OpCall) -> Strategy:
     bias = call.spec("input")
     offset = len(result) - bias.ndim
     if offset < 0 or any(size not in (1, shape[offset + dim]) for dim, size in enumerate(bias.shape)):
-        raise ShardingRuleError(f"{call.name}: input of shape {tuple(bias.shape)} doesn't broadcast to the product's {shape}.")
+        raise ShardingRuleError(
+            f"{call.name}: input of shape {tuple(bias.shape)} doesn't broadcast to the product's {shape}."
+        )
     labels = tuple(result[offset + dim] if size == shape[offset + dim] else None for dim, size in enumerate(bias.shape))
     operands = [Operand(bias, labels, ADDEND), Operand(first, left, FACTOR), Operand(second, right, FACTOR)]
     return solve(operands, [Output(result, shape)], reduced={"k": "sum"}, pinned=0 if call.inplace else None)

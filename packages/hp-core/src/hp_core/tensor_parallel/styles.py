@@ -7,6 +7,7 @@ given; parameters are replicated over the other axes, and activations keep whate
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from hp_core.dtensor.api import DTensorMethods, dtensor_type
@@ -374,6 +375,7 @@ class NoParallel(ParallelStyle):
         _arrange_output(module, place, Replicate(), self.output_layout, self.use_local_output)
 
 
+@lru_cache(maxsize=1 << 12)
 def with_axis(layout: Layout, axis: int, placement: Placement, ndim: int) -> Layout:
     """`layout` with another placement on one mesh axis; a new cut of a dim is its innermost one."""
     dims = [tuple(a for a in layout.axes_of(dim) if a != axis) for dim in range(ndim)]

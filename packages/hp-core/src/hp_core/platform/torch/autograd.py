@@ -45,6 +45,10 @@ class TorchAutograd:
         result: torch.Tensor = _apply(tensor, forward, backward)
         return result
 
+    def is_leaf(self, tensor: torch.Tensor) -> bool:
+        """Whether no op of the graph made it."""
+        return tensor.is_leaf
+
     def version(self, tensor: torch.Tensor) -> int:
         """How often the storage was written to."""
         return 0 if tensor.is_inference() else tensor._version

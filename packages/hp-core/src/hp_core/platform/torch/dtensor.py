@@ -139,6 +139,11 @@ class _TorchFace:
             return self._local.type()
         return self.to(dtype if isinstance(dtype, torch.dtype) else torch.empty(0).type(dtype).dtype)
 
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the local tensor is."""
+        return self._local.is_sparse
+
     def element_size(self) -> int:
         """Bytes per element."""
         return self._local.element_size()
@@ -238,7 +243,11 @@ class _TorchFace:
         self, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False, inputs: Any = None
     ) -> None:
         """Accumulate gradients, as `torch.Tensor.backward`; `gradient` is a DTensor, or left out for one element."""
-        autograd_backward((self,), (gradient,), retain_graph, create_graph, inputs=inputs)
+        if inputs is None and gradient is not None and getattr(gradient, "_spec", None) is self._spec.gradient:
+            root = _settled((self,))[0]
+            torch.autograd.backward(root._local, gradient._local, retain_graph, create_graph)
+        else:
+            autograd_backward((self,), (gradient,), retain_graph, create_graph, inputs=inputs)
 
     def register_hook(self, hook: Callable[[Any], Any]) -> Any:
         """Call `hook` with the gradient (a DTensor); what it returns, if anything, replaces the gradient."""
@@ -456,6 +465,11 @@ def _settled(roots: tuple[Any, ...]) -> tuple[Any, ...]:
     Of a pending maximum the gradient belongs to the ranks that hold it, of an average each rank has its share: those
     reductions are done first, since that is where gradients are dealt out.
     """
+    for root in roots:
+        if isinstance(root, _TorchFace) and root._spec.layout.partials and root._spec.layout.partials[0][1] != "sum":
+            break
+    else:
+        return roots
     with torch.enable_grad():
         return tuple(
             root.reduce_partial()

@@ -78,11 +78,14 @@ def from_native(tensor: TorchDTensor, wrap: Callable[..., Any]) -> Any:
 def fallback(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], wrap: Callable[..., Any]) -> Any:
     """Run `function` on torch's DTensors made of ours; differentiable, as both conversions are.
 
-    torch's gradients follow the same law (its `from_local` and `to_local` replicate what is pending).
+    torch's gradients follow the same law (its `from_local` and `to_local` replicate what is pending). Pending reductions
+    are done first: several of torch's backward formulas write in place to what they take for final values.
     """
     convert = torch.utils._pytree.tree_map
     native_args, native_kwargs = convert(
-        lambda value: to_native(value) if hasattr(value, "_spec") and hasattr(value, "_local") else value,
+        lambda value: (
+            to_native(value.reduce_partial()) if hasattr(value, "_spec") and hasattr(value, "_local") else value
+        ),
         (args, kwargs),
     )
     result = function(*native_args, **native_kwargs)
