@@ -1,6 +1,6 @@
-"""Redistribution on real ranks: every pair of layouts, forward and backward, against what each rank must hold.
+"""Redistributing DTensors: element types, ragged shares, spellings, and what is refused.
 
-The planner has tests of its own on simulated ranks; here the programs run.
+All pairs of layouts run in tests/redistribute/test_execution.py.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import torch
 from hp_core import DTensor, Layout, Partial, RaggedShard, Replicate, Shard, distribute_tensor, init_device_mesh
 from hp_core.errors import LayoutError, RedistributeError
 from hp_core.testing import assert_same_error, record_collectives, run_ranks
-
-SHAPES = [(4, 6), (5, 3), (1, 3), (7, 1)]
 
 
 def make_mesh(ranks: int) -> Any:
@@ -54,55 +52,6 @@ def local_of(value: torch.Tensor, layout: Layout) -> torch.Tensor:
         else:
             value = value + 1 if first else value
     return own_part(value, layout).clone()
-
-
-def every_pair(ranks: int, shape: tuple[int, ...], reduce_op: str) -> list[str]:
-    mesh = make_mesh(ranks)
-    value = torch.arange(1.0, 1 + shape[0] * shape[1], dtype=torch.float64).view(shape)
-    weight = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    faults = []
-    for src, dst in product(layouts(mesh, reduce_op), repeat=2):
-        where = f"{shape} {src.compact_str} -> {dst.compact_str}"
-        source = DTensor.from_local(local_of(value, src), src, shape=shape).requires_grad_()
-        result = source.redistribute(dst)
-        if result.layout is not dst or tuple(result.to_local().shape) != dst.local_shape(shape):
-            faults.append(f"{where}: laid out {result.layout} with {tuple(result.to_local().shape)}")
-            continue
-        if not result.to_local().is_contiguous():
-            faults.append(f"{where}: not contiguous")
-        if dst.is_partial() and not torch.allclose(result.detach().full_tensor(), value):
-            faults.append(f"{where}: values differ")
-        if not dst.is_partial() and not torch.allclose(result.to_local(), own_part(value, dst)):
-            faults.append(f"{where}: values differ")
-        result.backward(DTensor.from_local(own_part(weight, dst), dst.gradient, shape=shape))
-        expected = own_part(weight, src)
-        for axis, reduce in src.partials:
-            if reduce == "avg":
-                expected = expected / mesh.shape[axis]
-            elif reduce in ("max", "min"):
-                first = mesh.get_coordinate()[axis] == 0
-                expected = expected * (first == (reduce == "max"))
-        if source.grad.layout is not src.gradient:
-            faults.append(f"{where}: gradient laid out {source.grad.layout.compact_str}")
-        elif not torch.allclose(source.grad.to_local(), expected):
-            faults.append(f"{where}: gradient differs")
-    return faults
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_every_pair_of_layouts(ranks: int, shape: tuple[int, ...]) -> None:
-    faults = [fault for result in run_ranks(ranks, every_pair, ranks, shape, "sum", timeout=100) for fault in result]
-    assert not faults, "\n".join(faults[:30])
-
-
-@pytest.mark.parametrize("reduce_op", ["avg", "max", "min"])
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_other_pending_reductions(ranks: int, reduce_op: str) -> None:
-    faults = [
-        fault for result in run_ranks(ranks, every_pair, ranks, (5, 3), reduce_op, timeout=100) for fault in result
-    ]
-    assert not faults, "\n".join(faults[:30])
 
 
 def every_dtype() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hp_core.testing import run_ranks
 
 AXES = ("a", "b")
-SHAPES = {1: [(8,), (5,)], 2: [(8, 8), (5, 3)], 3: [(8, 4, 4), (5, 3, 2)]}
+SHAPES = {1: [(8,), (5,)], 2: [(8, 8), (5, 3), (1, 3)], 3: [(8, 4, 4), (5, 3, 2)]}
 
 
 def _all_pairs(mesh_shape, shapes, kinds):
@@ -72,13 +72,17 @@ def _all_pairs(mesh_shape, shapes, kinds):
                 if not torch.equal(out.detach(), value):
                     wrong.append((shape, str(src), str(dst), "forward"))
                 if tuple(y.to_local().shape) != dst.local_shape(shape) or not y.to_local().is_contiguous():
-                    wrong.append((shape, str(src), str(dst), f"local {tuple(y.to_local().shape)} {y.to_local().stride()}"))
+                    wrong.append(
+                        (shape, str(src), str(dst), f"local {tuple(y.to_local().shape)} {y.to_local().stride()}")
+                    )
                 out.backward(direction)
                 gradient = x.grad.to_local()
                 expected = crop(direction, src.gradient.bounds(shape))
                 if src.partials and src.partials[0][1] != "sum":
                     # the derivative of an average is a share; that of an extremum goes to the rank that holds it
-                    total = DTensor.from_local(gradient, src.with_partials(tuple((a, "sum") for a, _ in src.partials)), shape=shape)
+                    total = DTensor.from_local(
+                        gradient, src.with_partials(tuple((a, "sum") for a, _ in src.partials)), shape=shape
+                    )
                     gradient, expected = total.full_tensor(), direction
                 if not torch.allclose(gradient, expected, rtol=1e-14, atol=1e-12):
                     wrong.append((shape, str(src), str(dst), "backward"))

@@ -45,6 +45,7 @@ class DTensorMethods:
     _spec: TensorSpec
     _memo: dict[Any, Any] | None = None
     _origin: Origin | None = None
+    _is_detached_view: bool = False  # a view in the dense program, but here of a copy that was moved
 
     # -- making one -------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from hp_core.process_group import on_destroy
 from hp_core.rules.registry import Rule, find_rule, nearest_names, on_change
 from hp_core.rules.rule import OpCall, OutsideRule, Strategy
 from hp_core.rules.spec import TensorSpec, spec_of
+from hp_core.rules.view import VIEW_OPS
 
 __all__ = ["DispatchCacheInfo", "SkipDTensorDispatch", "dispatch", "dispatch_cache_clear", "dispatch_cache_info"]
 
@@ -84,6 +85,8 @@ class OpPlan:
         "_bound",
         "_check",
         "_inplace",
+        "_is_copy",
+        "_is_view",
         "_lists",
         "_local",
         "_moves",
@@ -111,8 +114,12 @@ class OpPlan:
         self._bound = strategy.bound
         self._check = strategy.check
         self._inplace = call.inplace
+        self._is_view = call.name in VIEW_OPS
+        self._is_copy = self._is_view and strategy.layouts[0] is not call.specs[0].layout
         # nothing moves, varies or stands in a list: the call is the local call
-        self._plain = not (moves or self._lists or self._names or self._local or self._check or call.inplace)
+        self._plain = not (
+            moves or self._lists or self._names or self._local or self._check or call.inplace or self._is_view
+        )
         self._outputs = strategy.outputs
         self._spec: TensorSpec | None = None  # of the output, if it is one tensor
         self._specs: tuple[TensorSpec, ...] | None = None  # of the outputs, if they are several
@@ -129,6 +136,11 @@ class OpPlan:
             return self._wrap(result)
         if self._check is not None:
             self._check()
+        if self._inplace and args and getattr(args[0], "_is_detached_view", False):
+            raise ShardingRuleError(
+                f"writing in place to a view of a DTensor that had to be moved (now {args[0].layout}) would be lost to the tensor "
+                f"it is a view of. Write to the tensor itself, or to view.clone()."
+            )
         named = kwargs
         if self._lists or self._names:
             named = dict(kwargs) if kwargs else {}
@@ -151,9 +163,13 @@ class OpPlan:
         if self._inplace:
             return _written(args[0] if args else next(iter(kwargs.values())))  # type: ignore[union-attr]
         spec = self._spec
-        if spec is not None and result.dtype is spec.dtype:
-            return _new_dtensor(cls, result, spec)
-        return self._wrap(result)
+        wrapped = (
+            _new_dtensor(cls, result, spec) if spec is not None and result.dtype is spec.dtype else self._wrap(result)
+        )
+        if self._is_view and (self._is_copy or args[0]._is_detached_view):
+            for view in wrapped if isinstance(wrapped, (tuple, list)) else (wrapped,):
+                view._is_detached_view = True
+        return wrapped
 
     def _replace_nested(self, arguments: list[Any], named: dict[str, Any]) -> None:
         """Put local tensors into lists and keywords."""
@@ -257,8 +273,9 @@ def _first_time(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ke
     if rule is None:
         return _fall_back(function, name, args, kwargs, None)
     if rule.decomposed:
-        if inplace:
-            raise ShardingRuleError(f"{name}_ in place has no rule on DTensors; write x.copy_(x.{name}(...)).")
+        if rule.inplace is not None and inplace is not rule.inplace:
+            spelling, other = (f"{name}_", f"x.copy_(x.{name}(...))") if inplace else (name, f"x.{name}_(...)")
+            raise ShardingRuleError(f"{spelling} has no rule on DTensors; write {other}.")
         bound = ops.bind(args, kwargs, rule.parameters)
         known = {parameter.lstrip("*") for parameter in rule.parameters}
         positional = [bound.pop(rule.parameters[0])]

@@ -258,6 +258,9 @@ class TensorTools(Protocol):
     def scale_(self, tensor: Tensor, factor: float) -> Tensor:
         """Multiply in place."""
 
+    def device_type_of(self, tensor: Tensor) -> str:
+        """The type of its device: "cpu", "cuda", "npu", ..."""
+
     def is_meta(self, tensor: Tensor) -> bool:
         """Whether it has no storage."""
 

@@ -28,6 +28,7 @@ _FAMILIES = (
     "attention",
     "loss",
     "foreach",
+    "random",
 )
 
 
@@ -41,6 +42,7 @@ class Rule:
         function: from call to strategy.
         sees_floats: whether the strategy may depend on floating-point arguments.
         decomposed: the function computes the op itself, from other ops on DTensors.
+        inplace: of a decomposed op, whether it is the in-place variant (its name ends in "_"); None: both are.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Rule:
     function: Callable[..., Any]
     sees_floats: bool = False
     decomposed: bool = False
+    inplace: bool | None = False
 
 
 _rules: dict[str, Rule] = {}
@@ -58,7 +61,12 @@ on_change: list[Callable[[], None]] = []
 
 
 def rule(
-    names: str, parameters: str, *, sees_floats: bool = False, decomposed: bool = False
+    names: str,
+    parameters: str,
+    *,
+    sees_floats: bool = False,
+    decomposed: bool = False,
+    inplace: bool | None = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: the function is the rule of these ops (names and parameters separated by blanks)."""
 
@@ -68,7 +76,7 @@ def rule(
                 raise ShardingRuleError(
                     f"op {name!r} has two rules: {_rules[name].function.__module__} and {function.__module__}."
                 )
-            _rules[name] = Rule(name, tuple(parameters.split()), function, sees_floats, decomposed)
+            _rules[name] = Rule(name, tuple(parameters.split()), function, sees_floats, decomposed, inplace)
         return function
 
     return register

@@ -17,7 +17,15 @@ from hp_core.rules.registry import rule
 from hp_core.rules.rule import FACTOR, OpCall, Operand, Output, Strategy, solve
 from hp_core.rules.spec import TensorSpec
 
-__all__ = ["ANY_PENDING", "reshape_groups"]
+__all__ = ["ANY_PENDING", "VIEW_OPS", "reshape_groups"]
+
+VIEW_OPS = frozenset(
+    """
+    view reshape flatten unflatten squeeze unsqueeze transpose t T mT adjoint H mH permute movedim expand broadcast_to expand_as
+    view_as reshape_as split split_with_sizes chunk tensor_split unbind getitem select narrow
+    """.split()
+)
+"""Ops whose dense result shares storage with the first operand: writing to it writes to the operand."""
 
 ANY_PENDING = frozenset({"sum", "avg", "max", "min"})
 

@@ -117,6 +117,10 @@ class TorchTensorTools:
         """Multiply in place."""
         return tensor.mul_(factor)
 
+    def device_type_of(self, tensor: torch.Tensor) -> str:
+        """The type of its device."""
+        return tensor.device.type
+
     def is_meta(self, tensor: torch.Tensor) -> bool:
         """Whether it has no storage."""
         return tensor.is_meta
