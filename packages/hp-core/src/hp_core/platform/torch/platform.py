@@ -12,13 +12,14 @@ import torch
 
 from hp_core.platform.torch.autograd import TorchAutograd
 from hp_core.platform.torch.collectives import TorchCollectives
-from hp_core.platform.torch.dtensor import define_dtensor, new_dtensor
+from hp_core.platform.torch.dtensor import define_dtensor
 from hp_core.platform.torch.interop import fallback, mesh_to_native
 from hp_core.platform.torch.modules import TorchModuleTools
 from hp_core.platform.torch.ops import TorchOps
 from hp_core.platform.torch.processes import TorchProcesses
 from hp_core.platform.torch.streams import CpuStream
 from hp_core.platform.torch.tensors import TorchTensorTools
+from hp_core.platform.torch.wrapper import new_dtensor
 
 __all__ = ["TorchPlatform", "create_platform"]
 
