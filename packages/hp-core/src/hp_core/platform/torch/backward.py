@@ -111,4 +111,4 @@ def _graph_input(tensor: Any) -> torch.Tensor:
 
 
 def _is_distributed(value: Any) -> bool:
-    return hasattr(value, "_spec")
+    return hasattr(value, "_has_tied_use")  # ours; torch's own DTensor has a `_spec`, too
