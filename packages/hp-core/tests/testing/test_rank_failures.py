@@ -223,10 +223,15 @@ def test_an_interrupt_of_the_caller_leaves_no_busy_rank() -> None:
         signal.pause()
 
     before = run_ranks(1, process_id, init=False)
-    interrupt = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    interrupt.start()
-    with pytest.raises(KeyboardInterrupt):
-        run_ranks(1, hang, init=False)
+    # A job in the background inherits that SIGINT is ignored; at a terminal it isn't.
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        interrupt = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            run_ranks(1, hang, init=False)
+    finally:
+        signal.signal(signal.SIGINT, inherited)
     assert run_ranks(1, process_id, init=False) != before
 
 
