@@ -84,6 +84,7 @@ class OpPlan:
     __slots__ = (
         "_bound",
         "_check",
+        "_flat",
         "_inplace",
         "_is_copy",
         "_is_view",
@@ -92,7 +93,6 @@ class OpPlan:
         "_moves",
         "_names",
         "_outputs",
-        "_plain",
         "_slots",
         "_spec",
         "_specs",
@@ -116,10 +116,8 @@ class OpPlan:
         self._inplace = call.inplace
         self._is_view = call.name in VIEW_OPS
         self._is_copy = self._is_view and strategy.layouts[0] is not call.specs[0].layout
-        # nothing moves, varies or stands in a list: the call is the local call
-        self._plain = not (
-            moves or self._lists or self._names or self._local or self._check or call.inplace or self._is_view
-        )
+        # the usual case: all tensors are positional, the op itself runs, and makes new tensors
+        self._flat = not (self._lists or self._names or self._local or self._check or self._inplace or self._is_view)
         self._outputs = strategy.outputs
         self._spec: TensorSpec | None = None  # of the output, if it is one tensor
         self._specs: tuple[TensorSpec, ...] | None = None  # of the outputs, if they are several
@@ -128,7 +126,10 @@ class OpPlan:
         """Run one call of this kind."""
         cls = _DTensor
         arguments = [value._local if type(value) is cls else value for value in args]
-        if self._plain:
+        if self._flat:
+            for (place, _), layout, vary in self._moves:
+                if layout is not None or _needs_gradient(arguments[place]):
+                    arguments[place] = operand_local(args[place], layout, vary)
             result = function(*arguments, **kwargs) if kwargs else function(*arguments)
             spec = self._spec
             if spec is not None and result.dtype is spec.dtype:

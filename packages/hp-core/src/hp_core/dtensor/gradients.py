@@ -16,7 +16,7 @@ from hp_core.layout import Layout
 from hp_core.platform import get_platform
 from hp_core.platform.protocol import DType, Tensor
 from hp_core.process_group import on_destroy
-from hp_core.redistribute import program_for
+from hp_core.redistribute import Program, program_for
 
 __all__ = ["Origin", "Vary", "operand_local", "redistribute_local"]
 
@@ -90,6 +90,8 @@ def redistribute_local(
             return local
     forward = program_for(src, dst, shape, itemsize)
     backward = _gradient_path(src, dst, shape, dtype, vary, backward_dtype)
+    if forward.keeps is not None and isinstance(backward, Program) and backward.is_identity:
+        return platform.autograd.pending_share(local, forward.keeps)
     return platform.autograd.with_gradient(local, forward if src is not dst else platform.autograd.alias, backward)
 
 

@@ -164,7 +164,7 @@ class Collectives(Protocol):
         group: Group,
         async_op: bool = False,
     ) -> Work | None:
-        """Exchange 1-D pieces; splits are in elements, per member."""
+        """Exchange 1-D pieces; splits are in elements, per member. Empty on all members: equal ones, which is faster."""
 
     def broadcast(self, tensor: Tensor, source_rank: int, group: Group, async_op: bool = False) -> Work | None:
         """Copy in place from global rank `source_rank`."""
@@ -249,6 +249,9 @@ class TensorTools(Protocol):
     def movedim(self, tensor: Tensor, source: int, destination: int) -> Tensor:
         """A view with one dim moved."""
 
+    def narrow(self, tensor: Tensor, dim: int, start: int, length: int) -> Tensor:
+        """The view of an interval of one dim."""
+
     def crop(self, tensor: Tensor, box: Box) -> Tensor:
         """The view of a box."""
 
@@ -287,6 +290,9 @@ class Autograd(Protocol):
 
     def version(self, tensor: Tensor) -> int:
         """How often the storage was written to."""
+
+    def pending_share(self, tensor: Tensor, keeps: bool) -> Tensor:
+        """A copy, or as many zeros, whose gradient is the tensor's own: one addend of a sum that equals the tensor."""
 
     def alias(self, tensor: Tensor) -> Tensor:
         """The same storage as another node of the graph."""

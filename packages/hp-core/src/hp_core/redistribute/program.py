@@ -46,13 +46,17 @@ class Program:
 
     Attributes:
         plan: what it does.
+        is_identity: whether it does nothing.
+        keeps: of a program that only makes a replicated value pending, whether this rank keeps it (else it holds zeros).
     """
 
-    __slots__ = ("_runs", "plan")
+    __slots__ = ("_runs", "is_identity", "keeps", "plan")
 
-    def __init__(self, plan: Plan, runs: tuple[Run, ...]) -> None:
+    def __init__(self, plan: Plan, runs: tuple[Run, ...], keeps: bool | None) -> None:
         self.plan = plan
         self._runs = runs
+        self.is_identity = not runs
+        self.keeps = keeps
 
     def __call__(self, local: Tensor) -> Tensor:
         """The local tensor after all steps; `local` itself if there are none."""
@@ -78,7 +82,10 @@ def program_for(src: Layout, dst: Layout, global_shape: tuple[int, ...], itemsiz
         _hits += 1
         return program
     plan = plan_redistribute(src, dst, tuple(global_shape), itemsize)
-    program = Program(plan, tuple(_compile(step, plan.global_shape) for step in plan.steps))
+    keeps = None
+    if len(plan.steps) == 1 and isinstance(plan.steps[0], Scale):
+        keeps = _keeps(plan.steps[0])
+    program = Program(plan, tuple(_compile(step, plan.global_shape) for step in plan.steps), keeps)
     _programs[key] = program
     return program
 
@@ -102,7 +109,7 @@ def _compile(step: Step, shape: tuple[int, ...]) -> Run:
     if isinstance(step, Pad):
         return _pad(step, shape)
     if isinstance(step, Scale):
-        return _scale(step, all(mesh.require_coordinate()[axis] == 0 for axis in step.axes))
+        return _scale(_keeps(step))
     if not _moves_anything(step, shape):
         tensors, result_shape = get_platform().tensors, step.after.local_shape(shape)
         return lambda local: tensors.zeros(result_shape, local)
@@ -131,8 +138,19 @@ def _moves_anything(step: Step, shape: tuple[int, ...]) -> bool:
 def _slice(step: Step, shape: tuple[int, ...]) -> Run:
     tensors = get_platform().tensors
     piece = relative_to(step.after.bounds(shape), step.before.bounds(shape)) if shape else ()
-    piece = _nonnegative(piece)
-    return lambda local: tensors.clone(tensors.crop(local, piece))
+    whole = step.before.local_shape(shape)
+    cuts = [
+        (dim, start, stop - start)
+        for dim, (start, stop) in enumerate(_nonnegative(piece))
+        if stop - start != whole[dim]
+    ]
+
+    def run(local: Tensor) -> Tensor:
+        for dim, start, length in cuts:
+            local = tensors.narrow(local, dim, start, length)
+        return tensors.clone(local)
+
+    return run
 
 
 def _pad(step: Step, shape: tuple[int, ...]) -> Run:
@@ -149,9 +167,15 @@ def _pad(step: Step, shape: tuple[int, ...]) -> Run:
     return run
 
 
-def _scale(step: Step, keeps: bool) -> Run:
+def _keeps(step: Step) -> bool:
+    """Whether this rank keeps a value that becomes pending: a sum counts it once, other reductions don't mind."""
+    coordinate = step.before.mesh.require_coordinate()
+    return step.reduce_op != "sum" or all(coordinate[axis] == 0 for axis in step.axes)
+
+
+def _scale(keeps: bool) -> Run:
     tensors = get_platform().tensors
-    if keeps or step.reduce_op != "sum":
+    if keeps:
         return tensors.clone
     return lambda local: tensors.zeros(tensors.shape(local), local)
 
@@ -262,8 +286,14 @@ def _all_to_all(step: Step, shape: tuple[int, ...], group: Group) -> Run:
     receives = [_shared(own_after, step.before.bounds(shape, rank)) for rank in group.ranks]
     send_splits = [0 if box is None else box_numel(box) for box in sends]
     receive_splits = [0 if box is None else box_numel(box) for box in receives]
+    # all members must agree on this, so it is told from all of their boxes
+    boxes = [(step.before.bounds(shape, rank), step.after.bounds(shape, rank)) for rank in group.ranks]
+    shared = {
+        box_numel(box) if box else 0 for before, _ in boxes for _, after in boxes for box in [intersect(before, after)]
+    }
     packing = _sections(sends, send_splits)
     unpacking = _sections(receives, receive_splits)
+    splits: tuple[list[int], list[int]] = ([], []) if len(shared) == 1 else (receive_splits, send_splits)
     result_shape = box_shape(own_after)
 
     def run(local: Tensor) -> Tensor:
@@ -272,7 +302,7 @@ def _all_to_all(step: Step, shape: tuple[int, ...], group: Group) -> Run:
             section = tensors.reshape(source[start:stop], box_shape(box))
             tensors.paste(section, _origin_box(box), tensors.crop(local, box))
         received = tensors.empty((sum(receive_splits),), local)
-        all_to_all(received, source, receive_splits, send_splits, group)
+        all_to_all(received, source, *splits, group)
         result = tensors.empty(result_shape, local)
         for start, stop, box in unpacking:
             tensors.paste(result, box, tensors.reshape(received[start:stop], box_shape(box)))

@@ -76,6 +76,11 @@ class _Place:
 
     def __init__(self, mesh: DeviceMesh, axis: int, path: str, style: str) -> None:
         self.mesh, self.axis, self.path, self.style = mesh, axis, path, style
+        self._others = [
+            name
+            for index, (name, size) in enumerate(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
+            if index != axis and size > 1
+        ]
 
     def parameter_layout(self, placement: Placement, ndim: int) -> Layout:
         """Replicated but for this axis."""
@@ -90,49 +95,40 @@ class _Place:
             wanted: how it shall lie; None leaves it.
             features: global size of the last dim, if it is known; uneven parts can't be told from one of them.
         """
-        if not get_platform().tensors.is_tensor(value):
-            return value
-        if not isinstance(value, dtensor_type()):
-            if said is None:
+        if type(value) is not dtensor_type():
+            if said is None or not get_platform().tensors.is_tensor(value):
                 return value
             value = self._from_plain(value, said, features)
-        return self.move(value, wanted)
-
-    def move(self, value: Any, wanted: Placement | None) -> Any:
-        """A DTensor with another placement on this axis."""
-        if wanted is None or not isinstance(value, dtensor_type()):
+        if wanted is None:
             return value
-        if value.layout.mesh is not self.mesh:  # type: ignore[attr-defined]
+        spec = value._spec
+        if spec.layout.mesh is not self.mesh:
             raise LayoutError(
-                f"{self.style} of module {self.path!r} works on {self.mesh!r}, but got a DTensor on {value.layout.mesh!r}."  # type: ignore[attr-defined]
+                f"{self.style} of module {self.path!r} works on {self.mesh!r}, but got a DTensor on {spec.layout.mesh!r}."
             )
-        return value.redistribute(with_axis(value.layout, self.axis, wanted, value.ndim))  # type: ignore[attr-defined]
+        target = with_axis(spec.layout, self.axis, wanted, len(spec.shape))
+        return value if target is spec.layout else value.redistribute(target)
 
     def give(self, value: Any, said: Placement | None, wanted: Placement | None, local: bool) -> Any:
         """An output laid out as wanted on this axis, as a plain local tensor if asked for."""
         value = self.take(value, said, wanted)
-        if local and isinstance(value, dtensor_type()):
+        if local and isinstance(value, DTensorMethods):
             self._require_single_axis("use_local_output=True gives plain tensors, which")
-            return value.to_local()  # type: ignore[attr-defined]
+            return value.to_local()
         return value
 
     def _from_plain(self, value: Tensor, said: Placement, features: int | None) -> Any:
         self._require_single_axis("a plain tensor")
         layout = self.parameter_layout(said, value.ndim)
-        shape = list(layout.infer_global_shape(tuple(value.shape)))
+        shape = None
         if features is not None:
-            shape[-1] = features
+            shape = (*layout.infer_global_shape(tuple(value.shape))[:-1], features)
         return DTensorMethods.from_local(value, layout, shape=shape)
 
     def _require_single_axis(self, what: str) -> None:
-        others = [
-            name
-            for index, (name, size) in enumerate(zip(self.mesh.mesh_dim_names, self.mesh.shape, strict=True))
-            if index != self.axis and size > 1
-        ]
-        if others:
+        if self._others:
             raise PlanError(
-                f"{self.style} of module {self.path!r}: {what} can't say how it lies on axes {others} of {self.mesh!r}. "
+                f"{self.style} of module {self.path!r}: {what} can't say how it lies on axes {self._others} of {self.mesh!r}. "
                 f"On a mesh of several axes keep activations DTensors: use_local_output=False, and inputs made by "
                 f"DTensor.from_local(batch, mesh, placements)."
             )

@@ -25,7 +25,8 @@ class _WithGradient(torch.autograd.Function):
         return (None if gradient is None else ctx.backward_of(gradient)), None, None
 
 
-_apply: Callable[..., torch.Tensor] = _WithGradient.apply
+# Past Function.apply, which only looks for functorch transforms: those don't see DTensors anyway.
+_apply: Callable[..., torch.Tensor] = super(torch.autograd.Function, _WithGradient).apply
 
 
 class TorchAutograd:
@@ -48,6 +49,14 @@ class TorchAutograd:
     def is_leaf(self, tensor: torch.Tensor) -> bool:
         """Whether no op of the graph made it."""
         return tensor.is_leaf
+
+    def pending_share(self, tensor: torch.Tensor, keeps: bool) -> torch.Tensor:
+        """A copy, or as many zeros, whose gradient is the tensor's own."""
+        share = tensor.clone()
+        if not keeps:
+            # the clone saved nothing for its backward (the identity), so its values may go
+            share.data.zero_()
+        return share
 
     def version(self, tensor: torch.Tensor) -> int:
         """How often the storage was written to."""

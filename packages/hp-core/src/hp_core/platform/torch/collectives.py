@@ -115,7 +115,7 @@ class TorchCollectives:
         if source.device.type not in group.devices:
             _refuse_device(source, group)
         if active_logs:
-            own = source_splits[group.ranks.index(dist.get_rank())]
+            own = source_splits[group.ranks.index(dist.get_rank())] if source_splits else source.numel() // group.size
             _record("all_to_all", (source.numel() - own) * source.element_size(), group, source)
         if source.dtype not in _EVERYWHERE:
             width = source.element_size()

@@ -102,6 +102,10 @@ class TorchTensorTools:
         """A view with one dim moved."""
         return tensor.movedim(source, destination)
 
+    def narrow(self, tensor: torch.Tensor, dim: int, start: int, length: int) -> torch.Tensor:
+        """The view of an interval of one dim."""
+        return tensor.narrow(dim, start, length)
+
     def crop(self, tensor: torch.Tensor, box: Box) -> torch.Tensor:
         """The view of a box."""
         for dim, (start, stop) in enumerate(box):
