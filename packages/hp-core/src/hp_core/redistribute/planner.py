@@ -217,7 +217,8 @@ class _Problem:
         peak = self.local_bytes(state)
         for move in moves:
             kind, axes, after = move
-            if kind is AllToAll and self.cuts.is_permutation(state.dims, after.dims):
+            pair = prod(self.cuts.sizes[axis] for axis in axes) == 2  # a pair exchanges faster by one collective
+            if kind is AllToAll and not pair and self.cuts.is_permutation(state.dims, after.dims):
                 kind = Permute
             steps.append(kind(axes, self._layout_of(state), self._layout_of(after), search.wire_bytes(move, state)))
             state = after
