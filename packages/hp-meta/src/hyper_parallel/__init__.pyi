@@ -27,6 +27,8 @@ from hp_core import Shard as Shard
 from hp_core import ShardingRuleError as ShardingRuleError
 from hp_core import SkipDTensorDispatch as SkipDTensorDispatch
 from hp_core import destroy_process_group as destroy_process_group
+from hp_core import dispatch_cache_clear as dispatch_cache_clear
+from hp_core import dispatch_cache_info as dispatch_cache_info
 from hp_core import distribute_module as distribute_module
 from hp_core import distribute_tensor as distribute_tensor
 from hp_core import empty as empty
@@ -84,6 +86,8 @@ __all__ = [
     "ShardingRuleError",
     "SkipDTensorDispatch",
     "destroy_process_group",
+    "dispatch_cache_clear",
+    "dispatch_cache_info",
     "distribute_module",
     "distribute_tensor",
     "empty",

@@ -79,6 +79,8 @@ NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "manual_seed",
             "plan_redistribute",
             "record_collectives",
+            "dispatch_cache_clear",
+            "dispatch_cache_info",
             "redistribute_cache_clear",
             "redistribute_cache_info",
             "split_group",
