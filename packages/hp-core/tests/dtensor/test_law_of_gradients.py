@@ -113,6 +113,27 @@ def test_a_write_makes_the_remembered_alias_invalid() -> None:
     run_ranks(2, written_between)
 
 
+def written_through_a_view() -> None:
+    value, weight = normal(S, D), normal(D, D, seed=1)
+    leaf, w = value.clone().requires_grad_(), weight.clone()
+    x = leaf * 1
+    loss = F.linear(x, w).sum()
+    x.view(-1).mul_(3)
+    (loss + F.linear(x, w).square().sum()).backward()
+
+    mine, cut = lay(value, Replicate()), lay(weight, Shard(0), grad=False)
+    x = mine * 1
+    loss = F.linear(x, cut).sum()
+    x.view(-1).mul_(3)  # another DTensor object on the same storage
+    (loss + F.linear(x, cut).square().sum()).backward()
+    torch.testing.assert_close(mine.grad.full_tensor(), leaf.grad)
+
+
+def test_a_write_through_a_view_makes_the_remembered_alias_invalid() -> None:
+    """The alias must not outlive a write that only the storage's version tells of."""
+    run_ranks(2, written_through_a_view)
+
+
 def gathered_then_written() -> None:
     x, weight = lay(normal(S, D), Shard(0)), lay(normal(D, D, seed=1), Shard(0))
     dense = normal(S, D).requires_grad_()
