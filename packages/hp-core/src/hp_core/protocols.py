@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["ParallelStyle", "ShardedModule"]
+__all__ = ["ShardedModule"]
 
 
 @runtime_checkable
@@ -25,11 +25,3 @@ class ShardedModule(Protocol):
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """Whether the next backward is the last before the optimizer steps."""
-
-
-@runtime_checkable
-class ParallelStyle(Protocol):
-    """How one module is parallelised over one mesh axis."""
-
-    def apply(self, module: Any, mesh: Any) -> Any:
-        """Shard the module's parameters and arrange its inputs and outputs; return the module."""

@@ -328,3 +328,15 @@ def test_work_queued_at_exit_is_done_and_its_exception_is_shown() -> None:
 def thread_of(name: str) -> threading.Thread:
     (thread,) = (thread for thread in threading.enumerate() if thread.name == name)
     return thread
+
+
+def test_the_platform_gives_streams_that_run_beside_the_caller() -> None:
+    from hp_core.platform import get_platform
+
+    stream, gate, done = get_platform().new_stream(), threading.Event(), []
+    stream.submit(lambda: (gate.wait(10), done.append(1)))
+    event = stream.record_event()
+    assert not event.query()
+    gate.set()
+    event.synchronize()
+    assert done == [1]

@@ -326,9 +326,6 @@ class Ops(Protocol):
 class ModuleTools(Protocol):
     """Walking and hooking the framework's modules."""
 
-    def is_module(self, value: object) -> bool:
-        """Whether it is a module of the framework."""
-
     def named_modules(self, module: Any) -> list[tuple[str, Any]]:
         """The module and all below it, with dotted names; the root is ""."""
 

@@ -131,7 +131,6 @@ class Strategy:
     Attributes:
         layouts: the layout each operand must have.
         outputs: per output tensor its layout and, for each dim, the global size (None: the local one, for uncut dims).
-        replace: arguments whose local value differs, by canonical name.
         local: name of a local implementation of the platform, instead of the op itself.
         bound: keyword arguments for it.
         complete: operands whose local gradient is already whole, so they never vary.
@@ -140,7 +139,6 @@ class Strategy:
 
     layouts: tuple[Layout, ...]
     outputs: tuple[tuple[Layout, tuple[int | None, ...]], ...]
-    replace: dict[str, Any] = field(default_factory=dict)
     local: str | None = None
     bound: dict[str, Any] = field(default_factory=dict)
     complete: frozenset[int] = frozenset()

@@ -14,10 +14,6 @@ __all__ = ["TorchModuleTools"]
 class TorchModuleTools:
     """See `hp_core.platform.protocol.ModuleTools`."""
 
-    def is_module(self, value: object) -> bool:
-        """Whether it is an `nn.Module`."""
-        return isinstance(value, nn.Module)
-
     def named_modules(self, module: nn.Module) -> list[tuple[str, nn.Module]]:
         """The module and all below it."""
         return list(module.named_modules())

@@ -18,7 +18,7 @@ __all__ = ["TorchOps"]
 _ALIASES = {
     "absolute": "abs", "arccos": "acos", "arcsin": "asin", "arctan": "atan", "arctan2": "atan2", "clip": "clamp",
     "concat": "cat", "concatenate": "cat", "divide": "div", "true_divide": "div", "truediv": "div",
-    "rtruediv": "rdiv", "rdiv": "rdiv", "fix": "trunc", "greater": "gt", "greater_equal": "ge", "less": "lt",
+    "rtruediv": "rdiv", "fix": "trunc", "greater": "gt", "greater_equal": "ge", "less": "lt",
     "less_equal": "le", "moveaxis": "movedim", "multiply": "mul", "negative": "neg", "not_equal": "ne",
     "subtract": "sub", "swapaxes": "transpose", "swapdims": "transpose", "invert": "bitwise_not",
     "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "radd": "add", "rmul": "mul", "rpow": "pow",
@@ -32,7 +32,7 @@ _ALIASES = {
 """Other spellings of one op; dunder underscores are taken off first."""
 
 _PARAMETER_ALIASES = {
-    "axis": "dim", "self": "input", "x": "input", "split_size_or_sections": "split_size", "size": "shape", "dim1": "dim1",
+    "axis": "dim", "self": "input", "x": "input", "split_size_or_sections": "split_size", "size": "shape",
     "mat2": "other", "mat": "other", "vec": "other", "exponent": "other", "mat1": "batch1", "vec1": "input",
 }  # fmt: skip
 """Keyword spellings of one parameter, tried when the rule doesn't know the given name."""
