@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from hp_core.dtensor.agreement import agreed_global_shape
 from hp_core.dtensor.gradients import Origin, redistribute_local
 from hp_core.errors import LayoutError
 from hp_core.layout import Layout, layout_of
@@ -56,15 +57,18 @@ class DTensorMethods:
         placements: Sequence[Placement] | None = None,
         *,
         shape: Sequence[int] | None = None,
+        run_check: bool = False,
         grad_placements: Sequence[Placement] | Layout | None = None,
     ) -> DTensor:
-        """Take local tensors as the parts of one global tensor. Nothing is communicated.
+        """Take local tensors as the parts of one global tensor. Nothing is communicated, unless `run_check` is set.
 
         Args:
             local: this rank's part.
             layout: a Layout, or a mesh (ours or torch's) with `placements`.
             placements: one per mesh axis; default replicated.
             shape: global shape; needed when the parts are uneven, else told from this rank's part.
+            run_check: exchange the parts' shapes (one small all-gather), so that uneven parts give the right global shape
+                and parts that don't fit together are refused alike on all ranks.
             grad_placements: the layout in which the local gradient is wanted, if not by the law of gradients;
                 `Partial` leaves it unreduced.
 
@@ -77,6 +81,8 @@ class DTensorMethods:
         platform = get_platform()
         local_shape = platform.tensors.shape(local)
         resolved = layout_of(layout, placements, len(local_shape))
+        if run_check:
+            shape = agreed_global_shape(resolved, local, shape)
         spec = _spec_of_part(
             resolved, local_shape, None if shape is None else tuple(shape), platform.tensors.dtype(local)
         )

@@ -219,6 +219,12 @@ class TensorTools(Protocol):
     def arange(self, start: int, stop: int, like: Tensor) -> Tensor:
         """The int64 numbers start, ..., stop - 1, on the device of `like`."""
 
+    def from_ints(self, values: Sequence[int], like: Tensor) -> Tensor:
+        """A 1-D int64 tensor, on the device of `like`."""
+
+    def to_ints(self, tensor: Tensor) -> list[int]:
+        """The values of a 1-D integer tensor."""
+
     def to_float64(self, tensor: Tensor) -> Tensor:
         """Integers as float64."""
 

@@ -54,6 +54,14 @@ class TorchTensorTools:
         """The int64 numbers start, ..., stop - 1."""
         return torch.arange(start, stop, dtype=torch.int64, device=like.device)
 
+    def from_ints(self, values: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+        """A 1-D int64 tensor."""
+        return torch.tensor(values, dtype=torch.int64, device=like.device)
+
+    def to_ints(self, tensor: torch.Tensor) -> list[int]:
+        """The values of a 1-D integer tensor."""
+        return tensor.tolist()
+
     def to_float64(self, tensor: torch.Tensor) -> torch.Tensor:
         """Integers as float64."""
         return tensor.to(torch.float64)
