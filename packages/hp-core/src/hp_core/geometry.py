@@ -18,8 +18,10 @@ __all__ = [
     "box_numel",
     "box_shape",
     "chunk_interval",
+    "clipped",
     "contiguous_strides",
     "intersect",
+    "origin_box",
     "ragged_interval",
     "relative_to",
 ]
@@ -64,6 +66,16 @@ def relative_to(inner: Box, outer: Box) -> Box:
 def box_shape(box: Box) -> tuple[int, ...]:
     """Side lengths of a box."""
     return tuple(stop - start for start, stop in box)
+
+
+def origin_box(shape: Iterable[int]) -> Box:
+    """The box of this shape at the origin."""
+    return tuple((0, size) for size in shape)
+
+
+def clipped(box: Box) -> Box:
+    """An empty interval lies at the end of the dim, which may be outside of the tensor it is cut from: move it inside."""
+    return tuple((0, 0) if start == stop else (start, stop) for start, stop in box)
 
 
 def box_numel(box: Box) -> int:

@@ -291,3 +291,38 @@ def fallbacks_equal_dense() -> list[str]:
 
 def test_fallbacks_on_uneven_pieces_equal_dense() -> None:
     assert run_ranks(2, fallbacks_equal_dense) == [[], []]
+
+
+def out_and_keywords() -> None:
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    value = torch.arange(24.0).view(4, 6)
+    x = distribute_tensor(value, mesh, [Shard(0)], src_data_rank=None)
+    target = distribute_tensor(torch.zeros(4, 6), mesh, [Shard(1)], src_data_rank=None)
+    for op in (torch.maximum, torch.add, torch.mul):
+        assert op(x, x + 1, out=target) is target
+        assert target.layout.placements == (Shard(1),)
+        assert torch.equal(target.full_tensor(), op(value, value + 1))
+    assert torch.equal(torch.transpose(input=x, dim0=0, dim1=1).full_tensor(), value.t())
+
+
+def test_out_is_written_in_its_own_layout_and_the_first_operand_may_be_named() -> None:
+    run_ranks(2, out_and_keywords)
+
+
+def bad_keyword(which: str) -> None:
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    x = distribute_tensor(torch.ones(4, 6), mesh, [Shard(0)], src_data_rank=None)
+    if which == "ignored":
+        torch.rand_like(x, requires_grad=True)
+    elif which == "plain out":
+        torch.add(x, x, out=torch.empty(4, 6))
+    else:
+        torch._foreach_mul_([x[0]], 2.0)
+
+
+def test_a_keyword_that_would_be_ignored_and_a_write_that_would_be_lost_are_refused() -> None:
+    assert_same_error(
+        2, bad_keyword, ShardingRuleError, "rand_like on DTensors doesn't take requires_grad=True", "ignored"
+    )
+    assert_same_error(2, bad_keyword, ShardingRuleError, "out= on DTensors takes one DTensor", "plain out")
+    assert_same_error(2, bad_keyword, ShardingRuleError, "would be lost to the tensor", "foreach")

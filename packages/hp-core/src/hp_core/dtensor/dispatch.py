@@ -137,11 +137,8 @@ class OpPlan:
             return self._wrap(result)
         if self._check is not None:
             self._check()
-        if self._inplace and args and getattr(args[0], "_is_detached_view", False):
-            raise ShardingRuleError(
-                f"writing in place to a view of a DTensor that had to be moved (now {args[0].layout}) would be lost to the tensor "
-                f"it is a view of. Write to the tensor itself, or to view.clone()."
-            )
+        if self._inplace:
+            _refuse_lost_write(_first(args, kwargs))
         named = kwargs
         if self._lists or self._names:
             named = dict(kwargs) if kwargs else {}
@@ -162,12 +159,12 @@ class OpPlan:
         else:
             result = function(*arguments)
         if self._inplace:
-            return _written(args[0] if args else next(iter(kwargs.values())))  # type: ignore[union-attr]
+            return _written(_first(args, kwargs))
         spec = self._spec
         wrapped = (
             _new_dtensor(cls, result, spec) if spec is not None and result.dtype is spec.dtype else self._wrap(result)
         )
-        if self._is_view and (self._is_copy or args[0]._is_detached_view):
+        if self._is_view and (self._is_copy or _first(args, kwargs)._is_detached_view):
             for view in wrapped if isinstance(wrapped, (tuple, list)) else (wrapped,):
                 view._is_detached_view = True
         return wrapped
@@ -268,6 +265,8 @@ def _first_time(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ke
     handler = _handlers[function]
     if handler is not None:
         return handler(*args, **kwargs)
+    if kwargs.get("out") is not None:
+        return _into(kwargs["out"], dispatch(function, args, {n: v for n, v in kwargs.items() if n != "out"}))
     named = ops.canonical(function)
     name, inplace = named if named is not None else (getattr(function, "__name__", str(function)), False)
     rule = find_rule(function, name)
@@ -278,9 +277,13 @@ def _first_time(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ke
             spelling, other = (f"{name}_", f"x.copy_(x.{name}(...))") if inplace else (name, f"x.{name}_(...)")
             raise ShardingRuleError(f"{spelling} has no rule on DTensors; write {other}.")
         bound = ops.bind(args, kwargs, rule.parameters)
-        known = {parameter.lstrip("*") for parameter in rule.parameters}
-        positional = [bound.pop(rule.parameters[0])]
-        return rule.function(*positional, **{n: v for n, v in bound.items() if n in known})
+        names = {parameter.lstrip("*") for parameter in rule.parameters}
+        ignored = {n: v for n, v in bound.items() if n not in names and v is not None and v is not False}
+        if ignored:
+            given = ", ".join(f"{n}={v!r}" for n, v in ignored.items())
+            raise ShardingRuleError(f"{name} on DTensors doesn't take {given}; leave it out.")
+        known = {n: v for n, v in bound.items() if n in names}
+        return rule.function(known.pop(rule.parameters[0]), **known)
     if rule.sees_floats and function not in _sees_floats:
         _sees_floats.add(function)
         return dispatch(function, args, kwargs)
@@ -466,6 +469,29 @@ def _replace(value: Any, locals_: Any) -> Any:
     if kind is dict:
         return {name: _replace(item, locals_) for name, item in value.items()}
     return value
+
+
+def _first(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """The first argument, which may be given by name."""
+    return args[0] if args else next(iter((kwargs or {}).values()))
+
+
+def _refuse_lost_write(target: Any) -> None:
+    for tensor in target if type(target) in (list, tuple) else (target,):
+        if getattr(tensor, "_is_detached_view", False):
+            raise ShardingRuleError(
+                f"writing in place to a view of a DTensor that had to be moved (now {tensor.layout}) would be lost to the tensor "
+                f"it is a view of. Write to the tensor itself, or to view.clone()."
+            )
+
+
+def _into(target: Any, result: Any) -> Any:
+    """What `out=` asks for: the result, copied to where it is wanted, in the target's own layout."""
+    if type(target) is not _DTensor or type(result) is not _DTensor or tuple(target.shape) != tuple(result.shape):
+        raise ShardingRuleError(
+            "out= on DTensors takes one DTensor of the result's shape; leave it out and copy what is returned."
+        )
+    return target.copy_(result)
 
 
 def _written(target: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hp_core.dtensor.api import DTensorMethods, dtensor_type
 from hp_core.errors import LayoutError
-from hp_core.geometry import Box, box_shape
+from hp_core.geometry import box_shape, clipped, origin_box
 from hp_core.layout import Layout, layout_of
 from hp_core.mesh import DeviceMesh, as_mesh, get_current_mesh
 from hp_core.placement import Placement
@@ -67,7 +67,7 @@ def distribute_tensor(
     values = platform.autograd.detach(tensor)
     cut = target.gradient
     if src_data_rank is None or mesh.size() == 1 or platform.tensors.is_meta(tensor):
-        local = platform.tensors.clone(platform.tensors.crop(values, _inside(cut.bounds(shape))))
+        local = platform.tensors.clone(platform.tensors.crop(values, clipped(cut.bounds(shape))))
     else:
         local = _send_pieces(values, cut, shape, mesh.rank_list[src_data_rank])
     if target is not cut:
@@ -184,24 +184,19 @@ def _send_pieces(values: Tensor, layout: Layout, shape: tuple[int, ...], source:
         whole = tensors.clone(values)
         platform.collectives.broadcast(whole, source, group)
         return whole
-    boxes = [_inside(layout.bounds(shape, rank)) for rank in group.ranks]
+    boxes = [clipped(layout.bounds(shape, rank)) for rank in group.ranks]
     largest = tuple(map(max, zip(*map(box_shape, boxes), strict=True)))
     pieces = None
     if platform.processes.rank() == source:
         pieces = []
         for box in boxes:
             piece = tensors.zeros(largest, values)
-            tensors.paste(piece, tuple((0, size) for size in box_shape(box)), tensors.crop(values, box))
+            tensors.paste(piece, origin_box(box_shape(box)), tensors.crop(values, box))
             pieces.append(piece)
     received = tensors.empty(largest, values)
     platform.collectives.scatter(received, pieces, source, group)
     own = box_shape(layout.bounds(shape))
-    return received if own == largest else tensors.clone(tensors.crop(received, tuple((0, size) for size in own)))
-
-
-def _inside(box: Box) -> Box:
-    """An empty interval at the end of a dim, moved to its start, so that it can be cut out."""
-    return tuple((0, 0) if start == stop else (start, stop) for start, stop in box)
+    return received if own == largest else tensors.clone(tensors.crop(received, origin_box(own)))
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from hp_core.geometry import Box, box_numel, box_shape, intersect, relative_to
+from hp_core.geometry import Box, box_numel, box_shape, clipped, intersect, origin_box, relative_to
 from hp_core.layout import Layout
 from hp_core.platform import Group, get_platform
 from hp_core.platform.protocol import Tensor
@@ -140,9 +140,7 @@ def _slice(step: Step, shape: tuple[int, ...]) -> Run:
     piece = relative_to(step.after.bounds(shape), step.before.bounds(shape)) if shape else ()
     whole = step.before.local_shape(shape)
     cuts = [
-        (dim, start, stop - start)
-        for dim, (start, stop) in enumerate(_nonnegative(piece))
-        if stop - start != whole[dim]
+        (dim, start, stop - start) for dim, (start, stop) in enumerate(clipped(piece)) if stop - start != whole[dim]
     ]
 
     def run(local: Tensor) -> Tensor:
@@ -207,7 +205,7 @@ def _all_gather(step: Step, shape: tuple[int, ...], group: Group) -> Run:
     if dim is not None and box_numel(whole[:dim]) == 1:
         # the pieces lie one behind the other in memory: gather into place, and cut off what the last ones padded
         gathered_shape = (*largest[:dim], group.size * largest[dim], *largest[dim + 1 :])
-        cut = tuple((0, size) for size in result_shape)
+        cut = origin_box(result_shape)
 
         def run_in_place(local: Tensor) -> Tensor:
             result = tensors.empty(gathered_shape, local)
@@ -232,7 +230,7 @@ def _all_gather(step: Step, shape: tuple[int, ...], group: Group) -> Run:
         all_gather(gathered, _padded(local, own, largest), group)
         result = tensors.empty(result_shape, local)
         for i, target, size in targets:
-            tensors.paste(result, target, tensors.crop(gathered[i], tuple((0, n) for n in size)))
+            tensors.paste(result, target, tensors.crop(gathered[i], origin_box(size)))
         return result
 
     return run
@@ -262,11 +260,11 @@ def _reduce_scatter(step: Step, shape: tuple[int, ...], group: Group) -> Run:
         return run_even
 
     targets = [
-        (i, relative_to(piece, whole), tuple((0, n) for n in box_shape(piece)))
+        (i, relative_to(piece, whole), origin_box(box_shape(piece)))
         for i, piece in enumerate(pieces)
         if box_numel(piece)
     ]
-    cut = tuple((0, size) for size in own)
+    cut = origin_box(own)
 
     def run(local: Tensor) -> Tensor:
         source = tensors.zeros(stacked, local)
@@ -300,7 +298,7 @@ def _all_to_all(step: Step, shape: tuple[int, ...], group: Group) -> Run:
         source = tensors.empty((sum(send_splits),), local)
         for start, stop, box in packing:
             section = tensors.reshape(source[start:stop], box_shape(box))
-            tensors.paste(section, _origin_box(box), tensors.crop(local, box))
+            tensors.paste(section, origin_box(box_shape(box)), tensors.crop(local, box))
         received = tensors.empty((sum(receive_splits),), local)
         all_to_all(received, source, *splits, group)
         result = tensors.empty(result_shape, local)
@@ -358,7 +356,7 @@ def _padded(local: Tensor, own: tuple[int, ...], largest: tuple[int, ...]) -> Te
     if own == largest:
         return tensors.contiguous(local)
     padded = tensors.zeros(largest, local)
-    tensors.paste(padded, tuple((0, size) for size in own), local)
+    tensors.paste(padded, origin_box(own), local)
     return padded
 
 
@@ -377,15 +375,6 @@ def _sections(boxes: Sequence[Box | None], splits: Sequence[int]) -> list[tuple[
             sections.append((start, start + count, box))
         start += count
     return sections
-
-
-def _origin_box(box: Box) -> Box:
-    return tuple((0, stop - start) for start, stop in box)
-
-
-def _nonnegative(box: Box) -> Box:
-    """An empty interval lies at the end of the dim, which may be outside the tensor it is cut from: move it inside."""
-    return tuple((0, 0) if start == stop else (start, stop) for start, stop in box)
 
 
 on_destroy(redistribute_cache_clear)

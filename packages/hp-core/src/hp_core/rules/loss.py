@@ -61,22 +61,18 @@ def _cross_entropy(call: OpCall) -> Strategy:
     strategy.bound = {
         "reduction": reduction,
         "ignore_index": call.get("ignore_index", -100),
-        "label_smoothing": call.get("label_smoothing", 0.0),
         "batch_group": mesh.get_group(batch_axes) if batch_axes else None,
-        "count": prod(size for dim, size in enumerate(logits.shape) if dim != class_dim) if by_probability else None,
     }
+    if call.name == "cross_entropy":
+        strategy.bound["label_smoothing"] = call.get("label_smoothing", 0.0)
     if class_axes:
         start, stop = strategy.layouts[0].bounds(tuple(logits.shape))[class_dim]
         strategy.local = "cross_entropy_cut_classes"
-        del strategy.bound["count"]
-        strategy.bound |= {
-            "class_group": mesh.get_group(class_axes),
-            "classes": (start, stop, logits.shape[class_dim]),
-        }
+        strategy.bound |= {"class_group": mesh.get_group(class_axes), "classes": (start, stop, logits.shape[class_dim])}
     else:
+        samples = prod(size for dim, size in enumerate(logits.shape) if dim != class_dim)
         strategy.local = f"{call.name}_share"
-        if call.name == "nll_loss":
-            del strategy.bound["label_smoothing"]
+        strategy.bound["count"] = samples if by_probability else None
     return strategy
 
 

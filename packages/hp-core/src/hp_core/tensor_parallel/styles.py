@@ -134,14 +134,11 @@ class _Place:
             )
 
 
-class ColwiseParallel(ParallelStyle):
-    """Cut a Linear along its output features, or an Embedding along its features.
+class _CutFeatures(ParallelStyle):
+    """What the column-wise and the row-wise style are told."""
 
-    Args:
-        input_layouts: how a plain input lies on the axis; default `Replicate()`.
-        output_layouts: how the output shall lie; default `Shard(-1)`.
-        use_local_output: give a plain local tensor instead of a DTensor.
-    """
+    default_input: Placement
+    default_output: Placement
 
     def __init__(
         self,
@@ -150,9 +147,21 @@ class ColwiseParallel(ParallelStyle):
         output_layouts: Placement | None = None,
         use_local_output: bool = True,
     ) -> None:
-        self.input_layout = input_layouts or Replicate()
-        self.output_layout = output_layouts or Shard(-1)
+        self.input_layout = input_layouts or self.default_input
+        self.output_layout = output_layouts or self.default_output
         self.use_local_output = use_local_output
+
+
+class ColwiseParallel(_CutFeatures):
+    """Cut a Linear along its output features, or an Embedding along its features.
+
+    Args:
+        input_layouts: how a plain input lies on the axis; default `Replicate()`.
+        output_layouts: how the output shall lie; default `Shard(-1)`.
+        use_local_output: give a plain local tensor instead of a DTensor.
+    """
+
+    default_input, default_output = Replicate(), Shard(-1)
 
     def arrange(self, module: Any, place: _Place, src_data_rank: int | None, replaced: Replaced) -> None:
         """Weight and bias on dim 0 (Linear), weight on dim 1 (Embedding); the input is gathered."""
@@ -164,7 +173,7 @@ class ColwiseParallel(ParallelStyle):
         _arrange_output(module, place, Shard(-1), self.output_layout, self.use_local_output)
 
 
-class RowwiseParallel(ParallelStyle):
+class RowwiseParallel(_CutFeatures):
     """Cut a Linear along its input features, or an Embedding along its vocabulary; the output is a sum over the axis.
 
     Args:
@@ -173,16 +182,7 @@ class RowwiseParallel(ParallelStyle):
         use_local_output: give a plain local tensor instead of a DTensor.
     """
 
-    def __init__(
-        self,
-        *,
-        input_layouts: Placement | None = None,
-        output_layouts: Placement | None = None,
-        use_local_output: bool = True,
-    ) -> None:
-        self.input_layout = input_layouts or Shard(-1)
-        self.output_layout = output_layouts or Replicate()
-        self.use_local_output = use_local_output
+    default_input, default_output = Shard(-1), Replicate()
 
     def arrange(self, module: Any, place: _Place, src_data_rank: int | None, replaced: Replaced) -> None:
         """Weight on dim 1, bias whole (Linear); weight on dim 0 (Embedding)."""
