@@ -8,7 +8,7 @@ that a step size that changes every step doesn't miss.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -17,10 +17,11 @@ from hp_core.dtensor.gradients import operand_local
 from hp_core.errors import HyperParallelError, LayoutError, ShardingRuleError
 from hp_core.layout import Layout, from_placements
 from hp_core.mesh import as_mesh
+from hp_core.miss_storm import MissStorm
 from hp_core.platform import get_platform
 from hp_core.process_group import on_destroy
 from hp_core.rules.registry import Rule, find_rule, nearest_names, on_change
-from hp_core.rules.rule import OpCall, OutsideRule, Strategy
+from hp_core.rules.rule import Composite, OpCall, OutsideRule, Strategy
 from hp_core.rules.spec import TensorSpec, spec_of
 from hp_core.rules.view import VIEW_OPS
 
@@ -37,8 +38,13 @@ class DispatchCacheInfo(NamedTuple):
     size: int
 
 
-_plans: dict[Any, OpPlan] = {}
+_plans: dict[Any, OpPlan | CompositePlan] = {}
 _misses = 0
+_storm = MissStorm(
+    "op plans",
+    "Plans depend on shapes, layouts and every argument but floating-point numbers: pad to a few shapes, and pass what "
+    "changes in every step as a tensor or a float.",
+)
 _sees_floats: set[Any] = set()
 _told: set[Any] = set()
 _handlers: dict[Any, Callable[..., Any] | None] = {}
@@ -84,6 +90,8 @@ class OpPlan:
     __slots__ = (
         "_bound",
         "_check",
+        "_copies_back",
+        "_expected",
         "_flat",
         "_inplace",
         "_is_copy",
@@ -91,6 +99,7 @@ class OpPlan:
         "_lists",
         "_local",
         "_moves",
+        "_name",
         "_names",
         "_outputs",
         "_slots",
@@ -99,7 +108,12 @@ class OpPlan:
     )
 
     def __init__(
-        self, strategy: Strategy, call: OpCall, vary: tuple[tuple[int, ...], ...], slots: tuple[Slot, ...]
+        self,
+        strategy: Strategy,
+        call: OpCall,
+        vary: tuple[tuple[int, ...], ...],
+        slots: tuple[Slot, ...],
+        expected: list[tuple[tuple[int, ...], Any]] | None = None,
     ) -> None:
         moves = []
         for slot, spec, layout, axes in zip(slots, call.specs, strategy.layouts, vary, strict=True):
@@ -114,10 +128,13 @@ class OpPlan:
         self._bound = strategy.bound
         self._check = strategy.check
         self._inplace = call.inplace
+        self._copies_back = call.inplace and _writes_elsewhere(strategy, call, slots)
         self._is_view = call.name in VIEW_OPS
         self._is_copy = self._is_view and strategy.layouts[0] is not call.specs[0].layout
         # the usual case: all tensors are positional, the op itself runs, and makes new tensors
         self._flat = not (self._lists or self._names or self._local or self._check or self._inplace or self._is_view)
+        self._name = call.name
+        self._expected = expected  # of the dense op: compared once, with what the first call gives
         self._outputs = strategy.outputs
         self._spec: TensorSpec | None = None  # of the output, if it is one tensor
         self._specs: tuple[TensorSpec, ...] | None = None  # of the outputs, if they are several
@@ -158,6 +175,8 @@ class OpPlan:
             result = function(*arguments, **named)
         else:
             result = function(*arguments)
+        if self._copies_back:
+            return _first(args, kwargs).copy_(self._wrap(result))
         if self._inplace:
             return _written(_first(args, kwargs))
         spec = self._spec
@@ -206,6 +225,8 @@ class OpPlan:
                 )
                 for local, (layout, sizes) in zip(results, outputs, strict=True)
             )
+            if self._expected is not None:
+                self._compare(specs)
             if single:
                 self._spec = specs[0]
             else:
@@ -214,6 +235,48 @@ class OpPlan:
         if single:
             return wrapped[0]
         return type(result)(wrapped)  # a tuple, a list, or a named tuple of the framework
+
+    def _compare(self, specs: Sequence[TensorSpec]) -> None:
+        """A rule that gives another shape or dtype than the dense op is a fault of the rule, and must not go on."""
+        expected, self._expected = self._expected, None
+        given = [(tuple(spec.shape), spec.dtype) for spec in specs]
+        if given != expected:
+            raise ShardingRuleError(
+                f"the sharding rule of {self._name} gives {given}, but the op gives {expected} of global tensors; the rule is "
+                f"wrong. Report it, or register another with register_sharding_rule({self._name!r}, ...)."
+            )
+
+
+class CompositePlan:
+    """A call that runs as other ops on DTensors: only its arguments have to be told apart."""
+
+    __slots__ = ("_compute", "_copies_back", "_name", "_names", "_parameters")
+
+    def __init__(
+        self, name: str, compute: Callable[..., Any], parameters: tuple[str, ...], copies_back: bool = False
+    ) -> None:
+        self._copies_back = copies_back
+        self._name = name
+        self._compute = compute
+        self._parameters = parameters
+        self._names = frozenset(parameter.lstrip("*") for parameter in parameters)
+
+    def run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        """Run one call of this kind."""
+        arguments = get_platform().ops.bind(args, kwargs or {}, self._parameters)
+        if not arguments.keys() <= self._names:
+            # None and False are what such keywords are when they aren't meant
+            ignored = {n: v for n, v in arguments.items() if n not in self._names and v is not None and v is not False}
+            if ignored:
+                given = ", ".join(f"{n}={v!r}" for n, v in ignored.items())
+                raise ShardingRuleError(f"{self._name} on DTensors doesn't take {given}; leave it out.")
+            arguments = {n: v for n, v in arguments.items() if n in self._names}
+        first = arguments.pop(self._parameters[0].lstrip("*"))
+        if not self._copies_back:
+            return self._compute(first, **arguments)
+        _refuse_lost_write(first)
+        result = self._compute(first, **arguments)
+        return first if result is first else first.copy_(result)
 
 
 class SkipDTensorDispatch:
@@ -243,6 +306,7 @@ def dispatch_cache_clear() -> None:
     """Forget all op plans (they hold process groups)."""
     global _misses
     _plans.clear()
+    _storm.clear()
     _misses = 0
 
 
@@ -269,44 +333,85 @@ def _first_time(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ke
         return _into(kwargs["out"], dispatch(function, args, {n: v for n, v in kwargs.items() if n != "out"}))
     named = ops.canonical(function)
     name, inplace = named if named is not None else (getattr(function, "__name__", str(function)), False)
+    if inplace and name in VIEW_OPS:
+        raise ShardingRuleError(f"{name}_ would change the shape of a DTensor in place; write x = x.{name}(...).")
     rule = find_rule(function, name)
+    if rule is None and inplace:
+        # the framework's own op would write to storage that this DTensor's layout says nothing of
+        raise ShardingRuleError(
+            f"{name}_ in place has no sharding rule; compute what it gives and x.copy_() it, work on x.to_local(), or register a "
+            f"rule with register_sharding_rule({name!r}, ...){_near(name)}."
+        )
     if rule is None:
         return _fall_back(function, name, args, kwargs, None)
-    if rule.decomposed:
-        if rule.inplace is not None and inplace is not rule.inplace:
-            spelling, other = (f"{name}_", f"x.copy_(x.{name}(...))") if inplace else (name, f"x.{name}_(...)")
-            raise ShardingRuleError(f"{spelling} has no rule on DTensors; write {other}.")
-        bound = ops.bind(args, kwargs, rule.parameters)
-        names = {parameter.lstrip("*") for parameter in rule.parameters}
-        ignored = {n: v for n, v in bound.items() if n not in names and v is not None and v is not False}
-        if ignored:
-            given = ", ".join(f"{n}={v!r}" for n, v in ignored.items())
-            raise ShardingRuleError(f"{name} on DTensors doesn't take {given}; leave it out.")
-        known = {n: v for n, v in bound.items() if n in names}
-        return rule.function(known.pop(rule.parameters[0]), **known)
-    if rule.sees_floats and function not in _sees_floats:
+    if rule.decomposed and rule.inplace is not None and inplace is not rule.inplace:
+        spelling, other = (f"{name}_", f"x.copy_(x.{name}(...))") if inplace else (name, f"x.{name}_(...)")
+        raise ShardingRuleError(f"{spelling} has no rule on DTensors; write {other}.")
+    if rule.sees_floats and function not in _sees_floats and not rule.decomposed:
         _sees_floats.add(function)
         return dispatch(function, args, kwargs)
     _misses += 1
+    _storm.missed(function, name, key)
     _refuse_plain_tensors(name, args, kwargs)
-    call, slots = _read(rule, name, inplace, args, kwargs)
     try:
-        strategy = rule.function(call)
+        plan = _plan(rule, name, inplace, function, args, kwargs)
     except OutsideRule as error:
         if inplace:
             raise
         return _fall_back(function, name, args, kwargs, error)
-    active = frozenset(axis for layout in strategy.layouts for axis in layout.active_axes)
-    vary = tuple(
-        () if index in strategy.complete else tuple(sorted(active - layout.active_axes))
-        for index, layout in enumerate(strategy.layouts)
-    )
-    plan = OpPlan(strategy, call, vary, slots)
     if key is not None:
         if len(_plans) >= _MAX_PLANS:
             _plans.clear()
         _plans[key] = plan
     return plan.run(function, args, kwargs)
+
+
+def _plan(
+    rule: Rule, name: str, inplace: bool, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> OpPlan | CompositePlan:
+    """How calls of this kind run. What doesn't fit is told here, on all ranks alike, before anything is communicated."""
+    if rule.decomposed:
+        _dense_outputs(name, function, args, kwargs)
+        return CompositePlan(name, rule.function, rule.parameters)
+    call, slots = _read(rule, name, inplace, args, kwargs)
+    try:
+        strategy = rule.function(call)
+    except (HyperParallelError, IndexError):
+        raise
+    except Exception:
+        _dense_outputs(name, function, args, kwargs)  # tells what is wrong with the call, if anything is
+        raise
+    expected = _dense_outputs(name, function, args, kwargs)
+    if isinstance(strategy, Composite):
+        return CompositePlan(name, strategy.function, rule.parameters, copies_back=inplace)
+    active = frozenset(axis for layout in strategy.layouts for axis in layout.active_axes)
+    vary = tuple(
+        () if index in strategy.complete else tuple(sorted(active - layout.active_axes))
+        for index, layout in enumerate(strategy.layouts)
+    )
+    return OpPlan(strategy, call, vary, slots, expected)
+
+
+def _dense_outputs(
+    name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[tuple[tuple[int, ...], Any]] | None:
+    """Shapes and dtypes of the dense results, if they can be told; a call that is wrong for the dense op is refused.
+
+    Raises:
+        Exception: the framework's own error for the global shapes and dtypes, with the operands' layouts added.
+    """
+    try:
+        return get_platform().ops.dense_outputs(function, args, kwargs)
+    except Exception as error:
+        operands: list[Any] = []
+        _collect((args, kwargs), operands)
+        told = ", ".join(repr(operand._spec) for operand in operands)
+        message = f"{name}: {str(error) or type(error).__name__} Operands: {told}."
+        try:
+            raised = type(error)(message)
+        except Exception:
+            raised = ShardingRuleError(message)
+        raise raised from error
 
 
 def _on_locals(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -354,9 +459,7 @@ def _fall_back(
     layouts = ", ".join(f"{tuple(operand.shape)} {operand.layout}" for operand in operands)
     why = f"{name} has no sharding rule" if reason is None else str(reason)
     remedy = f"Register one with register_sharding_rule({name!r}, ...)"
-    near = nearest_names(name)
-    if near:
-        remedy += f" (nearest names: {', '.join(near)})"
+    remedy += _near(name)
     try:
         _refuse_plain_tensors(name, args, kwargs)
         result = get_platform().fallback(function, args, kwargs, _from_native)
@@ -376,6 +479,11 @@ def _fall_back(
         _told.add(name)
         _logger.info("%s: runs as the framework's own distributed op. Operands: %s", why, layouts)
     return result
+
+
+def _near(name: str) -> str:
+    near = nearest_names(name)
+    return f" (nearest names: {', '.join(near)})" if near else ""
 
 
 def _from_native(local: Any, mesh: Any, placements: Any, shape: tuple[int, ...]) -> Any:
@@ -492,6 +600,14 @@ def _into(target: Any, result: Any) -> Any:
             "out= on DTensors takes one DTensor of the result's shape; leave it out and copy what is returned."
         )
     return target.copy_(result)
+
+
+def _writes_elsewhere(strategy: Strategy, call: OpCall, slots: tuple[Slot, ...]) -> bool:
+    """Whether an in-place op would write to a moved copy of its target, which must then be copied back."""
+    if not strategy.outputs or not slots or slots[0].item is not None:
+        return False
+    own = call.specs[0].layout
+    return strategy.layouts[0] is not own or strategy.outputs[0][0] is not own
 
 
 def _written(target: Any) -> Any:

@@ -7,6 +7,7 @@ implementation can be read and tested part by part.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
@@ -20,9 +21,12 @@ __all__ = [
     "Event",
     "Group",
     "ModuleTools",
+    "OpSample",
+    "OpSamples",
     "Ops",
     "Platform",
     "Processes",
+    "SampleOperand",
     "Stream",
     "Tensor",
     "TensorTools",
@@ -325,6 +329,18 @@ class Ops(Protocol):
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any], parameters: Sequence[str]) -> dict[str, Any]:
         """The call's arguments by their canonical names; a parameter "*name" takes all remaining positional ones."""
 
+    def dense_outputs(
+        self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> list[tuple[tuple[int, ...], DType]] | None:
+        """Shape and dtype of each tensor that the call would give on global tensors, told without computing anything.
+
+        Returns:
+            None where that can't be told, because it depends on values or the framework can't say.
+
+        Raises:
+            Exception: the framework's own error, if the call doesn't fit the global shapes and dtypes.
+        """
+
     def local(self, name: str) -> Callable[..., Any]:
         """The local implementation called `name`, which works on plain tensors."""
 
@@ -362,6 +378,84 @@ class ModuleTools(Protocol):
     def hook_output(self, module: Any, hook: Callable[[Any], Any]) -> None:
         """After each forward, replace the output by what `hook` returns."""
 
+    def building_on(self, device: str, include_buffers: bool) -> AbstractContextManager[None]:
+        """Inside, parameters (and buffers) of modules that this thread builds are on `device`; "meta" has no memory."""
+
+    def initialisers(self, module: Any, above: Sequence[Any]) -> list[Callable[[], object]]:
+        """The ways in which the module's own parameters get their values, best first.
+
+        `above` is the module and those that hold it, nearest first: one of them may know how to fill it.
+        """
+
+    def copy_attributes(self, source: Tensor, target: Tensor) -> None:
+        """Copy the public attributes that user code hung on a parameter."""
+
+
+@dataclass(frozen=True)
+class OpSample:
+    """One call of an op, in the framework's own spelling, for checking its sharding rule.
+
+    Attributes:
+        op: canonical name of the op whose rule the call must reach.
+        call: the call as text; with `operands` it identifies the sample.
+        function: the call, a function of as many tensors as there are operands.
+        operands: what the tensors are, blank-separated: a shape ("4x6"; "-" has no dims), with a letter in front for other
+            values than normal float64 ones (see `OpSamples.values`).
+        inplace: whether it is the in-place variant that is called.
+        draws: whether it draws random numbers; a single rank's numbers are then the reference.
+    """
+
+    op: str
+    call: str
+    function: Callable[..., Any]
+    operands: str
+    inplace: bool = False
+    draws: bool = False
+
+
+@dataclass(frozen=True)
+class SampleOperand:
+    """The dense value of one operand of a sample.
+
+    Attributes:
+        tensor: the value.
+        may_pend: whether a layout in which its sum is pending makes sense.
+        differentiable: whether its gradient is checked.
+    """
+
+    tensor: Tensor
+    may_pend: bool
+    differentiable: bool
+
+
+class OpSamples(Protocol):
+    """Calls of all ops that the framework has, and what comparing them with dense needs of it."""
+
+    def table(self) -> tuple[OpSample, ...]:
+        """All samples; operands and text of each are unlike any other's."""
+
+    def has_inplace(self, op: str) -> bool:
+        """Whether the framework has an in-place variant of the op of this canonical name."""
+
+    def values(self, operands: str, seed: int) -> list[SampleOperand]:
+        """Dense values, equal for equal seeds. Letters in front of a shape: p positive, u between 0 and 1, b bool,
+        i<n> integers below n ("i7:4x6"), n without gradient, f never pending, s float32, h bfloat16, c complex128.
+        """
+
+    def noise(self, like: Tensor, seed: int) -> Tensor:
+        """Random values of the same shape and element type, equal for equal seeds."""
+
+    def backward(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Differentiate several outputs at once."""
+
+    def differing(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[int]:
+        """Numbers of the pairs of plain tensors that differ by more than rounding; those of integers, by anything."""
+
+    def native_calls(self) -> dict[str, tuple[Callable[..., Any], ...]]:
+        """Ops of the framework's own distributed op library, by canonical name, with calls of up to three 2-D float
+        tensors to try; none where no such call is known.
+        """
+
 
 class Platform(Protocol):
     """One framework on one kind of device."""
@@ -391,3 +485,6 @@ class Platform(Protocol):
 
         Returns `NotImplemented` if the framework has none.
         """
+
+    def op_samples(self) -> OpSamples:
+        """Calls of all ops, for the validator of sharding rules."""

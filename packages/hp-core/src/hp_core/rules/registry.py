@@ -10,11 +10,11 @@ from typing import Any
 
 from hp_core.errors import ShardingRuleError
 from hp_core.platform import get_platform
-from hp_core.rules.rule import OpCall, Strategy
+from hp_core.rules.rule import Composite, OpCall, Strategy
 
 __all__ = ["Rule", "find_rule", "nearest_names", "on_change", "register_sharding_rule", "rule", "rule_names"]
 
-RuleFunction = Callable[[OpCall], Strategy]
+RuleFunction = Callable[[OpCall], Strategy | Composite]
 
 _FAMILIES = (
     "elementwise",

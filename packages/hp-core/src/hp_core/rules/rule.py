@@ -17,7 +17,18 @@ from hp_core.platform import get_platform
 from hp_core.redistribute import plan_redistribute
 from hp_core.rules.spec import TensorSpec
 
-__all__ = ["ADDEND", "FACTOR", "PLAIN", "OpCall", "Operand", "Output", "OutsideRule", "Strategy", "solve"]
+__all__ = [
+    "ADDEND",
+    "FACTOR",
+    "PLAIN",
+    "Composite",
+    "OpCall",
+    "Operand",
+    "Output",
+    "OutsideRule",
+    "Strategy",
+    "solve",
+]
 
 Label = Hashable
 
@@ -143,6 +154,20 @@ class Strategy:
     bound: dict[str, Any] = field(default_factory=dict)
     complete: frozenset[int] = frozenset()
     check: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True)
+class Composite:
+    """A call that is computed from other ops on DTensors, each planned and cached for itself.
+
+    What a rule gives instead of a strategy where no single local call would do, for example because the dim to reduce is
+    cut. Gradients follow from those of the ops.
+
+    Attributes:
+        function: called with the call's first argument, and the others by canonical name; returns what the op returns.
+    """
+
+    function: Callable[..., Any]
 
 
 Option = tuple[str, Any, Any] | None

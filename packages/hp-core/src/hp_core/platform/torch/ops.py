@@ -33,7 +33,7 @@ _ALIASES = {
 
 _PARAMETER_ALIASES = {
     "axis": "dim", "self": "input", "x": "input", "split_size_or_sections": "split_size", "size": "shape",
-    "mat2": "other", "mat": "other", "vec": "other", "exponent": "other", "mat1": "batch1", "vec1": "input",
+    "mat2": "other", "mat": "other", "vec": "other", "exponent": "other", "mat1": "batch1", "vec1": "input", "tensor": "input",
 }  # fmt: skip
 """Keyword spellings of one parameter, tried when the rule doesn't know the given name."""
 
@@ -101,6 +101,25 @@ class TorchOps:
             self._read_to(bound, args)
         return bound
 
+    def dense_outputs(
+        self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> list[tuple[tuple[int, ...], torch.dtype]] | None:
+        """Run the call on meta tensors of the global shapes; None if its result depends on values."""
+        try:
+            with torch.no_grad():
+                result = function(*_on_meta(tuple(args)), **_on_meta(kwargs))
+        except NotImplementedError:
+            return None
+        except RuntimeError as error:
+            # a value was asked for, or a user's op says nothing of its shapes
+            if "meta tensor" in str(error).lower() or "no fake impl" in str(error):
+                return None
+            raise
+        results = [result] if isinstance(result, torch.Tensor) else result
+        if not isinstance(results, (list, tuple)) or not all(isinstance(one, torch.Tensor) for one in results):
+            return None
+        return [(tuple(one.shape), one.dtype) for one in results]
+
     def local(self, name: str) -> Callable[..., Any]:
         """The local implementation of this name."""
         return LOCAL_OPS[name]
@@ -113,3 +132,15 @@ class TorchOps:
                 bound["dtype"] = value.dtype
             elif isinstance(value, torch.dtype):
                 bound["dtype"] = value
+
+
+def _on_meta(value: Any) -> Any:
+    """The same arguments, with meta tensors of the global shape in place of DTensors."""
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return kind(_on_meta(item) for item in value)
+    if kind is dict:
+        return {name: _on_meta(item) for name, item in value.items()}
+    if isinstance(value, torch.Tensor) and hasattr(value, "_spec"):
+        return torch.empty(value.shape, dtype=value.dtype, device="meta")
+    return value
