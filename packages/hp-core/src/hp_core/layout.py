@@ -184,6 +184,8 @@ class Layout:
 
     def check_shape(self, global_shape: Sequence[int]) -> None:
         """Raise `LayoutError` when a tensor of this shape can't be laid out so."""
+        if any(size < 0 for size in global_shape):
+            raise LayoutError(f"shape {tuple(global_shape)} has a negative size; give the global shape in full.")
         if len(self.dim_axes) > len(global_shape):
             dim = len(self.dim_axes) - 1
             raise LayoutError(

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceMesh", "get_current_mesh", "init_device_mesh"]
 
+_DEVICE_TYPES = ("cpu", "cuda", "npu", None)
+
 _interned: dict[tuple[tuple[int, ...], tuple[str, ...], tuple[int, ...]], DeviceMesh] = {}
 _entered: list[DeviceMesh] = []
 
@@ -49,6 +51,11 @@ class DeviceMesh:
         shape = tuple(int(size) for size in shape)
         names = tuple(mesh_dim_names)
         ranks = tuple(range(prod(shape))) if rank_list is None else tuple(int(rank) for rank in rank_list)
+        if device_type not in _DEVICE_TYPES:
+            raise MeshError(
+                f"unknown device type {device_type!r}; a mesh is of {', '.join(repr(d) for d in _DEVICE_TYPES if d)}, or None for "
+                f"the platform's own."
+            )
         key = (shape, names, ranks)
         mesh = _interned.get(key)
         if mesh is None:

@@ -376,10 +376,9 @@ def _plan(
     call, slots = _read(rule, name, inplace, args, kwargs)
     try:
         strategy = rule.function(call)
-    except (HyperParallelError, IndexError):
-        raise
-    except Exception:
-        _dense_outputs(name, function, args, kwargs)  # tells what is wrong with the call, if anything is
+    except Exception as error:
+        if inplace or not isinstance(error, HyperParallelError):
+            _dense_outputs(name, function, args, kwargs)  # tells what is wrong with the call, if anything is
         raise
     expected = _dense_outputs(name, function, args, kwargs)
     if isinstance(strategy, Composite):
