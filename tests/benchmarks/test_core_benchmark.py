@@ -35,7 +35,7 @@ def numbers(section: Section) -> list[float]:
     ("section", "least"),
     [
         (overhead.section, 3 * 6),
-        (operators.section, 15 * 8),
+        (operators.section, 50 * 8),
         (redistribute.section, 5 * 4 * 3),
         (mlp.section, 3 * 3 * 3),
         (imports.section, 2 * 3),
