@@ -21,11 +21,11 @@ USAGE = """usage: python3 dev.py train [arguments of examples/train_lm.py]
        python3 dev.py test
 
 train   trains a small language model on 4 processes of this machine (dp=2, tp=2), and checks it against one process
-test    lint, types, wheels and all tests, as CI runs them
+test    lint, types, docs, wheels and all tests, as CI runs them
 """
 
 # The tests come last, so that a run ends with their summary.
-SESSIONS = ["lint", "typecheck", "wheel_smoke", "tests"]
+SESSIONS = ["lint", "typecheck", "docs", "wheel_smoke", "tests"]
 
 
 def main(arguments: list[str]) -> int:

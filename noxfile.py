@@ -112,6 +112,15 @@ def wheel_smoke(session: nox.Session) -> None:
         session.run(python, "-I", "build/smoke.py", package.import_name, package.name, package.version, external=True)
 
 
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation into site/, every link checked; `-- serve` shows it while you write."""
+    tools = nox.project.dependency_groups(SETTINGS, "docs")
+    session.install("--quiet", "--constraint", CONSTRAINTS, *tools)
+    command = session.posargs or ["build", "--quiet", "--strict"]
+    session.run("mkdocs", *command, env={"NO_MKDOCS_2_WARNING": "1"})
+
+
 @nox.session(venv_backend="none")
 def bench(session: nox.Session) -> None:
     """Run every benchmarks/*/run.py, or those named: `bench -- imports`."""

@@ -11,7 +11,7 @@ import pytest
 from hp_core.testing import run_ranks
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = [ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def python_blocks(path: Path) -> list[str]:
@@ -29,7 +29,7 @@ def _run_script(source: str, port: int) -> None:
     destroy_process_group()
 
 
-@pytest.mark.parametrize("path", [p for p in DOCUMENTS if python_blocks(p)], ids=lambda p: p.name)
+@pytest.mark.parametrize("path", [p for p in DOCUMENTS if python_blocks(p)], ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_blocks_run(path):
     """The blocks of one document run one after the other, as one script."""
     blocks = python_blocks(path)
