@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hp_core.layout import Layout
+from hp_core.mesh import DeviceMesh
+from hp_core.redistribute.routes import route
 from hp_core.redistribute.steps import (
     AllGather,
     AllReduce,
@@ -26,6 +28,7 @@ from hp_core.redistribute.steps import (
     Scale,
     Slice,
     Step,
+    Transfer,
 )
 
 Array = npt.NDArray[np.float64]
@@ -118,18 +121,84 @@ def run_plan(plan: Plan, parts: Locals) -> Locals:
     messages = nbytes = 0
     peak = max(local.size for local in parts.values())
     for step in plan.steps:
-        assert same_but_for_size_one(current, step.before), f"{step} doesn't start at {current}"
-        parts, sent = run_step(step, parts, plan.global_shape)
+        parts = joined(current, step.before, parts, plan.global_shape)
+        if isinstance(step, Transfer):
+            parts, sent = run_transfer(step, parts, plan.global_shape)
+        else:
+            parts, sent = run_step(step, parts, plan.global_shape)
         assert sent * plan.itemsize == step.nbytes or isinstance(step, AllReduce)
         if isinstance(step, AllReduce):
             assert step.nbytes == -(-sent * plan.itemsize // step.group_size)
         current = step.after
         messages += isinstance(step, AllGather | AllReduce | ReduceScatter | AllToAll | Permute)
+        messages += isinstance(step, Transfer) and sent > 0
         nbytes += step.nbytes
         peak = max(peak, *(local.size for local in parts.values()))
-    assert same_but_for_size_one(current, plan.dst), f"the plan ends at {current}"
+    parts = joined(current, plan.dst, parts, plan.global_shape)
+    peak = max(peak, *(local.size for local in parts.values()))
     assert (plan.messages, plan.nbytes, plan.peak_bytes) == (messages, nbytes, peak * plan.itemsize)
     return parts
+
+
+def joined(left: Layout, right: Layout, parts: Locals, shape: tuple[int, ...]) -> Locals:
+    """The local tensors of `left` as those of `right`, which must mean the same; by the coordinates of the mesh of `right`."""
+    if left.mesh is right.mesh:
+        assert same_but_for_size_one(left, right), f"a step ends at {left}, the next one starts at {right}"
+        return parts
+    assert sorted(left.mesh.rank_list) == sorted(right.mesh.rank_list)
+    for rank in left.mesh.rank_list:
+        means = [
+            (held(layout, shape, at_of(layout.mesh, rank)), pending_with(layout, rank)) for layout in (left, right)
+        ]
+        assert means[0] == means[1], f"{left} and {right} differ on rank {rank}: {means}"
+    by_rank = {rank: parts[at_of(left.mesh, rank)] for rank in left.mesh.rank_list}
+    return {at_of(right.mesh, rank): by_rank[rank] for rank in right.mesh.rank_list}
+
+
+def at_of(mesh: DeviceMesh, rank: int) -> Coordinate:
+    """Where a rank stands in a mesh."""
+    return coordinates(mesh.shape)[mesh.rank_list.index(rank)]
+
+
+def pending_with(layout: Layout, rank: int) -> object:
+    """With which ranks a rank's contribution is to be reduced, and by which op."""
+    mesh, at = layout.mesh, at_of(layout.mesh, rank)
+    axes = [axis for axis, _ in layout.partials if mesh.shape[axis] > 1]
+    peers = {
+        mesh.rank_list[number]
+        for number, place in enumerate(coordinates(mesh.shape))
+        if all(place[axis] == at[axis] for axis in range(mesh.ndim) if axis not in axes)
+    }
+    return peers, {op for axis, op in layout.partials if axis in axes}
+
+
+def run_transfer(step: Transfer, parts: Locals, shape: tuple[int, ...]) -> tuple[Locals, int]:
+    """Execute a transfer to another mesh: every element that a rank shall hold comes exactly once, from where it is.
+
+    Returns:
+        The local tensors by the coordinates of the other mesh, and the elements that the busiest rank sends.
+    """
+    assert not step.before.partials
+    assert not step.after.partials
+    assert step.axes == ()
+    old, new = step.before.mesh, step.after.mesh
+    result = {at: np.full(tuple(map(len, held(step.after, shape, at))), np.nan) for at in coordinates(new.shape)}
+    pieces = route(step.before, step.after, shape)
+    assert len({piece[:2] for piece in pieces}) == len(pieces)
+    sent = dict.fromkeys(old.rank_list, 0)
+    for source, target, box in pieces:
+        indices = [list(range(*interval)) for interval in box]
+        at = at_of(new, target)
+        own = held(step.after, shape, at)
+        value = take(parts[at_of(old, source)], held(step.before, shape, at_of(old, source)), indices)
+        assert np.isnan(take(result[at], own, indices)).all(), f"rank {target} gets elements twice"
+        put(result[at], own, indices, value)
+        sent[source] += value.size if source != target else 0
+        if source != target and target in old.rank_list:
+            mine = held(step.before, shape, at_of(old, target))
+            assert not prod(map(len, shared(mine, indices))), f"rank {target} is sent what it holds"
+    assert not any(np.isnan(local).any() for local in result.values()), "a rank doesn't get all that it shall hold"
+    return result, max(sent.values())
 
 
 def same_but_for_size_one(left: Layout, right: Layout) -> bool:

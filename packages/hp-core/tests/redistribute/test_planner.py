@@ -255,12 +255,6 @@ def test_a_memory_limit_that_nothing_keeps_is_an_error_with_numbers() -> None:
 # -- refusals -------------------------------------------------------------------------------------------------------
 
 
-def test_another_mesh_is_refused_with_both_names() -> None:
-    src, dst = Layout((2, 2), ("dp", "tp"))("dp"), Layout((4,), ("tp",))("tp")
-    with pytest.raises(RedistributeError, match=r"DeviceMesh\(dp=2, tp=2\).*DeviceMesh\(tp=4\).*distribute_tensor"):
-        plan_redistribute(src, dst, (8,), 4)
-
-
 def test_a_shape_that_contradicts_a_layout_is_the_layouts_error() -> None:
     layout = Layout((2, 2), ("dp", "tp"))
     with pytest.raises(LayoutError, match=r"cuts dim 1 over \('tp',\), but the tensor has only 1 dims"):

@@ -8,7 +8,9 @@ so such an operand passes through `vary`: identity forward, all-reduce backward.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
+from math import prod
 from typing import Any
 from weakref import ref
 
@@ -67,8 +69,11 @@ def redistribute_local(
     dtype: DType,
     vary: Vary = (),
     backward_dtype: DType = None,
+    arrivals: list[Callable[[], None]] | None = None,
 ) -> Tensor:
     """Redistribute a local tensor, with its gradient.
+
+    Between two meshes all ranks of both must call it; a rank outside of a mesh has a local tensor without elements there.
 
     Args:
         local: this rank's local tensor.
@@ -78,21 +83,32 @@ def redistribute_local(
         dtype: element type.
         vary: axes on which the result's gradient will be a contribution to a sum.
         backward_dtype: element type in which the gradient travels; default its own.
+        arrivals: if given, the communication is only started, and what is left to do before the result may be used is
+            put here: functions to call in this order, unrecorded.
     """
     platform = get_platform()
     itemsize = platform.tensors.itemsize(dtype)
+    forward = program_for(src, dst, shape, itemsize)
     if not platform.autograd.needs_gradient(local):
-        return program_for(src, dst, shape, itemsize)(local)
-    if src.partials and src.partials[0][1] in ("max", "min") and src.partials != dst.partials:
+        return forward(local) if arrivals is None else forward.start(local, arrivals)
+    if src.partials and src.partials[0][1] in ("max", "min") and forward.plan.steps and _changes_pending(src, dst):
         local = _settle_extremum(local, src, shape, itemsize)
         src = src.gradient
         if src is dst and not vary:
             return local
-    forward = program_for(src, dst, shape, itemsize)
+        forward = program_for(src, dst, shape, itemsize)
     backward = _gradient_path(src, dst, shape, dtype, vary, backward_dtype)
     if forward.keeps is not None and isinstance(backward, Program) and backward.is_identity:
         return platform.autograd.pending_share(local, forward.keeps)
-    return platform.autograd.with_gradient(local, forward if src is not dst else platform.autograd.alias, backward)
+    if src is dst:
+        return platform.autograd.with_gradient(local, platform.autograd.alias, backward)
+    # a started result has its node in the graph already, and is filled in place later
+    run = forward if arrivals is None else partial(forward.start, arrivals=arrivals)
+    return platform.autograd.with_gradient(local, run, backward)
+
+
+def _changes_pending(src: Layout, dst: Layout) -> bool:
+    return src.mesh is not dst.mesh or src.partials != dst.partials
 
 
 def _varied(tensor: Any, axes: Vary) -> Tensor:
@@ -173,19 +189,19 @@ def _extremum_axes(layout: Layout) -> tuple[int, ...]:
 
 
 def _average_factor(src: Layout, dst: Layout) -> float:
-    """The local derivative of a pending average is 1/n of the dense gradient, on each axis that gains or loses one."""
-    factor = 1.0
-    for axis, (before, after) in enumerate(zip(src.partial, dst.partial, strict=True)):
-        if before == "avg" != after:
-            factor /= src.mesh.shape[axis]
-        elif after == "avg" != before:
-            factor *= src.mesh.shape[axis]
-    return factor
+    """The local derivative of a pending average over n ranks is 1/n of the dense gradient, in `src` as in `dst`."""
+    before, after = (
+        prod(layout.mesh.shape[axis] for axis, reduce_op in layout.partials if reduce_op == "avg")
+        for layout in (src, dst)
+    )
+    return after / before
 
 
 def _settle_extremum(local: Tensor, src: Layout, shape: tuple[int, ...], itemsize: int) -> Tensor:
     """Finish a pending max or min; the gradient goes to the ranks that hold the extremum, shared equally among ties."""
     platform = get_platform()
+    if src.mesh.get_coordinate() is None:
+        return local  # outside of the mesh there is nothing to settle
     reduce = program_for(src, src.gradient, shape, itemsize)
     result = reduce(platform.autograd.detach(local))
     mask, ties = platform.tensors.tie_count(platform.autograd.detach(local), result)

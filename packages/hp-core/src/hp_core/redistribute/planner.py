@@ -2,7 +2,7 @@
 
 `plan_redistribute` states the problem to `search`, which knows nothing of layouts, and turns the answer into steps for
 the executor. Up to three axes and four dims the plan is optimal; on larger meshes the effort is bounded, alike on all
-ranks.
+ranks. Between different meshes `cross_mesh` plans, from plans made here for the ways on either mesh.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from hp_core.errors import RedistributeError
 from hp_core.layout import Layout, intern
+from hp_core.redistribute.cross_mesh import plan_across
 from hp_core.redistribute.moves import Move, Moves, State
 from hp_core.redistribute.search import Search
 from hp_core.redistribute.steps import AllToAll, Permute, Plan, Step
@@ -104,14 +105,15 @@ def plan_redistribute(
 
     Args:
         src: layout the tensor has.
-        dst: layout it shall have, on the same mesh.
+        dst: layout it shall have, on the same mesh or another. A pending reduction of another kind than the source's
+            means: reduce, then make pending.
         global_shape: shape of the global tensor.
         itemsize: bytes per element.
         cost_model: what communication costs.
         memory_limit: cap, in bytes, on every local tensor that a step gives (`dst` included, `src` not).
 
     Raises:
-        RedistributeError: the meshes differ, or no plan stays under the memory limit.
+        RedistributeError: no plan stays under the memory limit.
         LayoutError: the shape contradicts one of the layouts.
     """
     return _plan(src, dst, tuple(global_shape), itemsize, cost_model, memory_limit)
@@ -143,16 +145,12 @@ def plan_cache_clear() -> None:
 def _plan(
     src: Layout, dst: Layout, shape: tuple[int, ...], itemsize: int, cost_model: CostModel, memory_limit: int | None
 ) -> Plan:
-    if src.mesh is not dst.mesh:
-        raise RedistributeError(
-            f"can't redistribute {src.compact_str} on {src.mesh!r} to {dst.compact_str} on {dst.mesh!r}: a plan stays "
-            f"on one mesh. Give both layouts the same mesh (shape, axis names and ranks), or gather with full_tensor() "
-            f"and distribute_tensor() the result on the other mesh."
-        )
     if itemsize < 1:
         raise RedistributeError(f"itemsize {itemsize}: an element has at least one byte.")
     src.check_shape(shape)
     dst.check_shape(shape)
+    if src.mesh is not dst.mesh:
+        return plan_across(src, dst, shape, itemsize, cost_model, memory_limit, _plan)
     problem = _Problem(src, dst, shape, itemsize, cost_model, memory_limit)
     moves = problem.solve()
     if moves is None:

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from hp_core.geometry import box_shape
 from hp_core.layout import Layout
+from hp_core.mesh import DeviceMesh
 
 __all__ = [
     "AllGather",
@@ -25,7 +26,9 @@ __all__ = [
     "Scale",
     "Slice",
     "Step",
+    "Transfer",
     "largest_local_shape",
+    "mesh_text",
 ]
 
 
@@ -146,6 +149,31 @@ class Pad(Step):
 
 
 @dataclass(frozen=True, slots=True)
+class Transfer(Step):
+    """To another mesh, point to point: each of its ranks gets what it shall hold from ranks that hold it.
+
+    `before` and `after` lie on different meshes, nothing is pending in either, and `axes` is empty. Which of several
+    replicas sends what is said by `routes.route`. Ranks of the first mesh only end with nothing.
+    """
+
+    kind: ClassVar[str] = "transfer"
+
+    @property
+    def messages(self) -> int:
+        """Rounds of communication: 0 if every rank already holds what it shall hold, else 1."""
+        return 1 if self.nbytes else 0
+
+    def describe(self, global_shape: Sequence[int]) -> str:
+        """One line for people: both meshes and layouts, largest local shapes, bytes."""
+        shapes = [largest_local_shape(layout, global_shape) for layout in (self.before, self.after)]
+        cost = f"{self.nbytes} B" if self.nbytes else "local"
+        return (
+            f"{self.kind}: {self.before.compact_str} on {mesh_text(self.before.mesh)} -> {self.after.compact_str} on "
+            f"{mesh_text(self.after.mesh)}, local {shapes[0]} -> {shapes[1]}, {cost}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The steps from one layout to another, and what they cost.
 
@@ -155,7 +183,8 @@ class Plan:
         global_shape: shape of the global tensor.
         itemsize: bytes per element.
         steps: what to do, in order; empty when every rank already holds what it shall hold. The first `before` and the
-            last `after` are `src` and `dst` without the axes of one rank.
+            last `after` are `src` and `dst` without the axes of one rank. (Between two meshes of the same ranks they may
+            be the same layouts written on a common refinement of both meshes.)
         messages: rounds of communication.
         nbytes: bytes that a rank puts on the wire, summed over the steps (each counted at its busiest rank).
         peak_bytes: size of the largest local tensor on the way, `src` and `dst` included.
@@ -176,13 +205,29 @@ class Plan:
 
     def __str__(self) -> str:
         """A headline and one line per step."""
+        src, dst = self.src.compact_str, self.dst.compact_str
+        if self.src.mesh is not self.dst.mesh:
+            src, dst = f"{src} on {mesh_text(self.src.mesh)}", f"{dst} on {mesh_text(self.dst.mesh)}"
         lines = [
-            f"{self.src.compact_str} -> {self.dst.compact_str}, shape {self.global_shape}, {self.itemsize} B per "
+            f"{src} -> {dst}, shape {self.global_shape}, {self.itemsize} B per "
             f"element: {self.messages} message{'' if self.messages == 1 else 's'}, {self.nbytes} B sent per rank, "
             f"peak {self.peak_bytes} B"
         ]
         lines += [f"  {number}. {step.describe(self.global_shape)}" for number, step in enumerate(self.steps, 1)]
         return "\n".join(lines if self.steps else [*lines, "  nothing to do"])
+
+
+def mesh_text(mesh: DeviceMesh) -> str:
+    """A mesh for people: axes and ranks, such as `[dp=2, tp=2: ranks 0-3]`; long lists of ranks are cut short."""
+    axes = ", ".join(f"{name}={size}" for name, size in zip(mesh.mesh_dim_names, mesh.shape, strict=True))
+    runs: list[list[int]] = []
+    for rank in mesh.rank_list:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], rank]
+        else:
+            runs.append([rank])
+    texts = ["-".join(map(str, run)) for run in runs[:8]] + ["..."] * (len(runs) > 8)
+    return f"[{axes}: ranks {','.join(texts)}]"
 
 
 def largest_local_shape(layout: Layout, global_shape: Sequence[int]) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import torch
 __all__ = ["TorchAutograd"]
 
 _grad_enabled = torch.is_grad_enabled
+_graph_task = torch._C._current_graph_task_id
 
 
 class _WithGradient(torch.autograd.Function):
@@ -70,6 +71,15 @@ class TorchAutograd:
         """The same storage outside the graph."""
         return tensor.detach()
 
+    def unrecorded(self, function: Callable[[], None]) -> None:
+        """Call it with gradients not recorded."""
+        with torch.no_grad():
+            function()
+
     def requires_grad(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor takes part in gradients."""
         return tensor.requires_grad
+
+    def recomputes(self) -> bool:
+        """Whether gradients are being recorded while the engine runs a backward."""
+        return _graph_task() != -1 and _grad_enabled()

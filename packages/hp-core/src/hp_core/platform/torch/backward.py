@@ -81,11 +81,14 @@ def settled(roots: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _root_gradient(tensor: Any, gradient: Any) -> torch.Tensor | None:
-    """The gradient to start from, on the local tensor; a lone element starts from one, whatever its layout."""
+    """The gradient to start from, on the local tensor; a lone element starts from one, whatever its layout.
+
+    On a rank outside of the mesh there is nothing to give: its backward takes part in the way back to another mesh.
+    """
     if not _is_distributed(tensor):
         return gradient  # type: ignore[no-any-return]
     if gradient is None:
-        if tensor.numel() != 1:
+        if tensor.numel() != 1 and tensor.device_mesh.get_coordinate() is not None:
             raise RuntimeError(
                 f"grad can be implicitly created only for scalar outputs, not for a DTensor of shape {tuple(tensor.shape)}."
             )

@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import (
 from hp_core.errors import CommTimeoutError, ProcessGroupError
 from hp_core.platform.protocol import Group, Work
 from hp_core.platform.recorder import CollectiveRecord, active_logs
+from hp_core.platform.torch.ordered_bits import from_ordered_bits, ordered_bits
 
 __all__ = ["TorchCollectives"]
 
@@ -186,14 +187,20 @@ class TorchCollectives:
         )
 
     def exchange(
-        self, sends: Sequence[tuple[torch.Tensor, int]], receives: Sequence[tuple[torch.Tensor, int]], group: Group
-    ) -> None:
+        self,
+        sends: Sequence[tuple[torch.Tensor, int]],
+        receives: Sequence[tuple[torch.Tensor, int]],
+        group: Group,
+        async_op: bool = False,
+    ) -> Work | None:
         """Post all receives and sends, then wait for all."""
-        works = [self.recv(tensor, peer, group, async_op=True) for tensor, peer in receives]
-        works += [self.send(tensor, peer, group, async_op=True) for tensor, peer in sends]
-        for work in works:
-            if work is not None:
-                work.wait()
+        posted = [self.recv(tensor, peer, group, async_op=True) for tensor, peer in receives]
+        posted += [self.send(tensor, peer, group, async_op=True) for tensor, peer in sends]
+        works = _All([work for work in posted if work is not None])
+        if async_op:
+            return works
+        works.wait()
+        return None
 
     def barrier(self, group: Group) -> None:
         """Wait until all members arrive."""
@@ -236,6 +243,22 @@ class _Pending:
         return bool(self._work.is_completed())
 
 
+class _All:
+    """One handle for several."""
+
+    __slots__ = ("_works",)
+
+    def __init__(self, works: list[Work]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+
 def _finish(work: Any, kind: str, group: Group, async_op: bool, after: Callable[[], None] | None = None) -> Work | None:
     if async_op:
         return _Pending(work, kind, group, after)
@@ -274,6 +297,10 @@ def _reducible(
 ) -> tuple[torch.Tensor, torch.Tensor, Callable[[], None] | None]:
     """What to hand to the backend, where its result goes, and what to do after."""
     average = (lambda: output.div_(group.size)) if reduce_op == "avg" else None
+    if source.is_floating_point() and reduce_op in ("max", "min"):
+        bits = ordered_bits(source, reduce_op)
+        bits_output = bits if output is source else bits.new_empty(output.shape)
+        return bits, bits_output, lambda: output.copy_(from_ordered_bits(bits_output))  # type: ignore[return-value]
     if source.dtype in _EVERYWHERE:
         return source, output, average  # type: ignore[return-value]
     if source.is_complex() and reduce_op in ("sum", "avg"):

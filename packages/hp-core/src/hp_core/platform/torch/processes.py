@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 
 from hp_core.errors import ProcessGroupError
 from hp_core.platform.protocol import Group
@@ -94,12 +98,37 @@ class TorchProcesses:
             )
         if len(ranks) == dist.get_world_size():
             return self.adopt(dist.group.WORLD)
-        return self.adopt(dist.new_group(list(ranks), use_local_synchronization=True))
+        with _named_by_ranks():
+            return self.adopt(dist.new_group(list(ranks), use_local_synchronization=True))
 
     def adopt(self, native: Any) -> Group:
         """Our handle of a torch process group."""
         ranks = tuple(dist.get_process_group_ranks(native))
         return Group(ranks, native, frozenset(device.type for device in native._device_types))
+
+
+@contextmanager
+def _named_by_ranks() -> Iterator[None]:
+    """Inside, a group made by its members only is named by their ranks, and by nothing else.
+
+    The members meet under the group's name. torch also puts into it how many groups *this* rank has made, on which the
+    members disagree as soon as one of them is part of more meshes than another; each would then wait for ever.
+    """
+    original = getattr(c10d, "_hash_ranks_to_str", None)
+
+    def name(ranks: list[int]) -> str:
+        found = hashlib.sha1(f"hp {ranks}".encode(), usedforsecurity=False).hexdigest()
+        while found in c10d._world.pg_names.values():  # made before of the same ranks, which all members know
+            found += "_"
+        return found
+
+    if original is not None:
+        c10d._hash_ranks_to_str = name
+    try:
+        yield
+    finally:
+        if original is not None:
+            c10d._hash_ranks_to_str = original
 
 
 def check_backend(backend: str, cuda: bool, torch_npu: bool) -> None:

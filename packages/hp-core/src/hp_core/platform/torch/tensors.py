@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hp_core.geometry import Box
+from hp_core.geometry import Box, contiguous_strides
 
 __all__ = ["TorchTensorTools"]
 
@@ -120,6 +120,10 @@ class TorchTensorTools:
             if stop - start != tensor.shape[dim]:
                 tensor = tensor.narrow(dim, start, stop - start)
         return tensor
+
+    def beginning(self, tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        """The first elements of a dense tensor, on the same storage, but no view."""
+        return tensor.new_empty(0).set_(tensor.untyped_storage(), 0, tuple(shape), contiguous_strides(shape))
 
     def paste(self, target: torch.Tensor, box: Box, source: torch.Tensor) -> None:
         """Copy into a box of `target`."""
