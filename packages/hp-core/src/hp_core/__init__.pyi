@@ -1,6 +1,7 @@
 """Names of `hp_core` for type checkers. Written by build/stubs.py: edit the table, not this file."""
 
 from hp_core.dtensor.api import DTensor as DTensor
+from hp_core.dtensor.custom_shard import custom_shard as custom_shard
 from hp_core.dtensor.dispatch import SkipDTensorDispatch as SkipDTensorDispatch
 from hp_core.dtensor.dispatch import dispatch_cache_clear as dispatch_cache_clear
 from hp_core.dtensor.dispatch import dispatch_cache_info as dispatch_cache_info
@@ -12,6 +13,10 @@ from hp_core.dtensor.factories import ones as ones
 from hp_core.dtensor.factories import rand as rand
 from hp_core.dtensor.factories import randn as randn
 from hp_core.dtensor.factories import zeros as zeros
+from hp_core.dtensor.initialize import init_empty_weights as init_empty_weights
+from hp_core.dtensor.initialize import init_on_device as init_on_device
+from hp_core.dtensor.initialize import init_parameters as init_parameters
+from hp_core.dtensor.state import unique_state_dict as unique_state_dict
 from hp_core.errors import CommTimeoutError as CommTimeoutError
 from hp_core.errors import HyperParallelError as HyperParallelError
 from hp_core.errors import LayoutError as LayoutError
@@ -54,8 +59,10 @@ from hp_core.tensor_parallel import PrepareModuleInputOutput as PrepareModuleInp
 from hp_core.tensor_parallel import PrepareModuleOutput as PrepareModuleOutput
 from hp_core.tensor_parallel import RowwiseParallel as RowwiseParallel
 from hp_core.tensor_parallel import SequenceParallel as SequenceParallel
+from hp_core.tensor_parallel import ShardingPlan as ShardingPlan
 from hp_core.tensor_parallel import loss_parallel as loss_parallel
 from hp_core.tensor_parallel import parallelize_module as parallelize_module
+from hp_core.tensor_parallel import shard_module as shard_module
 
 __version__: str
 EXPORTS: dict[str, str]
@@ -84,8 +91,10 @@ __all__ = [
     "RowwiseParallel",
     "SequenceParallel",
     "Shard",
+    "ShardingPlan",
     "ShardingRuleError",
     "SkipDTensorDispatch",
+    "custom_shard",
     "destroy_process_group",
     "dispatch_cache_clear",
     "dispatch_cache_info",
@@ -102,6 +111,9 @@ __all__ = [
     "get_rank",
     "get_world_size",
     "init_device_mesh",
+    "init_empty_weights",
+    "init_on_device",
+    "init_parameters",
     "init_process_group",
     "loss_parallel",
     "manual_seed",
@@ -114,6 +126,8 @@ __all__ = [
     "redistribute_cache_clear",
     "redistribute_cache_info",
     "register_sharding_rule",
+    "shard_module",
     "split_group",
+    "unique_state_dict",
     "zeros",
 ]

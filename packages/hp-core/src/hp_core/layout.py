@@ -138,12 +138,12 @@ class Layout:
     def compact_str(self) -> str:
         """A short form for people, such as `(dp, -, tp) P(sum):cp`."""
         dims = ", ".join("-" if not axes else "*".join(self._names(axes)) for axes in self.dim_axes)
-        text = f"({dims})" if dims else "replicated"
+        text = f"({dims})" if dims else "" if self.partials else "replicated"
         if self.ragged is not None:
             text += f" ragged{self.ragged}"
         for axis, reduce_op in self.partials:
             text += f" P({reduce_op}):{self.mesh.mesh_dim_names[axis]}"
-        return text
+        return text.lstrip()
 
     def is_partial(self) -> bool:
         """Whether a reduction is pending on some axis."""

@@ -24,8 +24,10 @@ from hp_core import Replicate as Replicate
 from hp_core import RowwiseParallel as RowwiseParallel
 from hp_core import SequenceParallel as SequenceParallel
 from hp_core import Shard as Shard
+from hp_core import ShardingPlan as ShardingPlan
 from hp_core import ShardingRuleError as ShardingRuleError
 from hp_core import SkipDTensorDispatch as SkipDTensorDispatch
+from hp_core import custom_shard as custom_shard
 from hp_core import destroy_process_group as destroy_process_group
 from hp_core import dispatch_cache_clear as dispatch_cache_clear
 from hp_core import dispatch_cache_info as dispatch_cache_info
@@ -42,6 +44,9 @@ from hp_core import get_process_group_ranks as get_process_group_ranks
 from hp_core import get_rank as get_rank
 from hp_core import get_world_size as get_world_size
 from hp_core import init_device_mesh as init_device_mesh
+from hp_core import init_empty_weights as init_empty_weights
+from hp_core import init_on_device as init_on_device
+from hp_core import init_parameters as init_parameters
 from hp_core import init_process_group as init_process_group
 from hp_core import loss_parallel as loss_parallel
 from hp_core import manual_seed as manual_seed
@@ -54,7 +59,9 @@ from hp_core import record_collectives as record_collectives
 from hp_core import redistribute_cache_clear as redistribute_cache_clear
 from hp_core import redistribute_cache_info as redistribute_cache_info
 from hp_core import register_sharding_rule as register_sharding_rule
+from hp_core import shard_module as shard_module
 from hp_core import split_group as split_group
+from hp_core import unique_state_dict as unique_state_dict
 from hp_core import zeros as zeros
 
 __version__: str
@@ -83,8 +90,10 @@ __all__ = [
     "RowwiseParallel",
     "SequenceParallel",
     "Shard",
+    "ShardingPlan",
     "ShardingRuleError",
     "SkipDTensorDispatch",
+    "custom_shard",
     "destroy_process_group",
     "dispatch_cache_clear",
     "dispatch_cache_info",
@@ -101,6 +110,9 @@ __all__ = [
     "get_rank",
     "get_world_size",
     "init_device_mesh",
+    "init_empty_weights",
+    "init_on_device",
+    "init_parameters",
     "init_process_group",
     "loss_parallel",
     "manual_seed",
@@ -113,6 +125,8 @@ __all__ = [
     "redistribute_cache_clear",
     "redistribute_cache_info",
     "register_sharding_rule",
+    "shard_module",
     "split_group",
+    "unique_state_dict",
     "zeros",
 ]

@@ -31,7 +31,7 @@ _STYLES = (
     "loss_parallel",
     "parallelize_module",
 )
-_SHARDING = ("custom_shard", "register_sharding_rule", "shard_module")
+_SHARDING = ("ShardingPlan", "custom_shard", "register_sharding_rule", "shard_module")
 _PIPELINE = (
     "BatchDimSpec",
     "MetaStep",
@@ -84,6 +84,7 @@ NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "redistribute_cache_clear",
             "redistribute_cache_info",
             "split_group",
+            "unique_state_dict",
             *_PLACEMENTS,
             *_MESH,
             *_DTENSOR,

@@ -18,7 +18,19 @@ from hp_core.redistribute import program_for
 if TYPE_CHECKING:
     from hp_core.dtensor.api import DTensor
 
-__all__ = ["Replaced", "distribute_module", "distribute_tensor", "mesh_or_current", "replace_parameters"]
+__all__ = [
+    "Lay",
+    "Replaced",
+    "distribute_module",
+    "distribute_tensor",
+    "layout_from",
+    "mesh_or_current",
+    "replace_parameters",
+    "require_layout",
+]
+
+Lay = Layout | Sequence[Placement | str | tuple[str, ...] | None]
+"""How users say a layout where the mesh is known: a `Layout`, placements (one per mesh axis), or axis names by tensor dim."""
 
 Replaced = dict[int, tuple[Any, Any, str]]
 """Parameters already distributed, by identity: the old one (kept alive), the new one, and the module that had it first."""
@@ -114,6 +126,7 @@ def distribute_module(
                 modules.set_buffer(
                     submodule, buffer_name, distribute_tensor(buffer, replicated, src_data_rank=src_data_rank)
                 )
+                modules.convert_on_load(submodule, _as_held)
     if input_fn is not None:
         modules.hook_inputs(module, lambda args, kwargs: (_as_tuple(input_fn(module, args, mesh)), kwargs))
     if output_fn is not None:
@@ -159,6 +172,20 @@ def replace_parameters(
             continue
         modules.set_parameter(module, name, distribute_tensor(parameter, target, src_data_rank=src_data_rank))
         replaced[id(parameter)] = (parameter, dict(modules.own_parameters(module))[name], path)
+    modules.convert_on_load(module, _as_held)
+
+
+def _as_held(held: Any, value: Any) -> Any:
+    """What a state dict has for a tensor, laid out as the tensor; a plain one of the global shape is the global value.
+
+    Every rank that loads has read the same file, so nothing is sent.
+    """
+    cls, tensors = dtensor_type(), get_platform().tensors
+    if not isinstance(held, cls) or not tensors.is_tensor(value) or isinstance(value, cls):
+        return value
+    if tuple(tensors.shape(value)) != tuple(held.shape):  # type: ignore[attr-defined]
+        return value  # the framework's own message has both shapes
+    return distribute_tensor(value, held.layout, src_data_rank=None)  # type: ignore[attr-defined]
 
 
 def mesh_or_current(mesh: Any) -> Any:
@@ -172,6 +199,31 @@ def mesh_or_current(mesh: Any) -> Any:
         if mesh is None:
             raise LayoutError("no mesh given and none current; pass a mesh, or call inside `with mesh:`.")
     return mesh if isinstance(mesh, Layout) else as_mesh(mesh)
+
+
+def layout_from(mesh: DeviceMesh, given: Lay, ndim: int) -> Layout:
+    """The layout that `given` says for a tensor of `ndim` dims on a mesh.
+
+    Raises:
+        LayoutError: it is no layout, or one on another mesh.
+    """
+    if isinstance(given, Layout):
+        if given.mesh is not mesh:
+            raise LayoutError(f"layout {given} is on another mesh than {mesh!r}.")
+        return given
+    require_layout(given)
+    if given and all(hasattr(entry, "is_replicate") for entry in given):
+        return layout_of(mesh, given, ndim)
+    return layout_of(mesh)(*given)
+
+
+def require_layout(given: Any) -> None:
+    """Raise `LayoutError` unless `given` says a layout in one of the ways that there are."""
+    if not isinstance(given, (Layout, Sequence)) or isinstance(given, str):
+        raise LayoutError(
+            f"{given!r} is no layout: give a Layout, a list of placements (one per mesh axis), or a tuple of axis names (one "
+            f"entry per tensor dim)."
+        )
 
 
 def _send_pieces(values: Tensor, layout: Layout, shape: tuple[int, ...], source: int) -> Tensor:

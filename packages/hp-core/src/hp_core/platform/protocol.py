@@ -26,6 +26,8 @@ __all__ = [
     "Ops",
     "Platform",
     "Processes",
+    "Recut",
+    "Run",
     "SampleOperand",
     "Stream",
     "Tensor",
@@ -57,6 +59,31 @@ class Group:
     def size(self) -> int:
         """Number of ranks."""
         return len(self.ranks)
+
+
+Run = tuple[int, int, int]
+"""Rows of a tensor: first row, step (which may be negative), number of rows."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recut:
+    """What one rank sends, keeps and receives when rows along a dim change hands (see `hp_core.rules.exchange`).
+
+    Attributes:
+        group: the ranks that share the rows.
+        own: this rank's position in the group.
+        sends: for each member, the rows that it gets from here.
+        receives: for each member, where the rows from it go: pairs (first row, number of rows).
+        length: number of rows afterwards.
+        moves: whether any member sends anything to another.
+    """
+
+    group: Group
+    own: int
+    sends: tuple[tuple[Run, ...], ...]
+    receives: tuple[tuple[tuple[int, int], ...], ...]
+    length: int
+    moves: bool
 
 
 class Work(Protocol):
@@ -179,9 +206,13 @@ class Collectives(Protocol):
         """Give each member one of `pieces` (all of one shape), which only `source_rank` has."""
 
     def exchange(
-        self, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]], group: Group
-    ) -> None:
-        """Batched point-to-point with global ranks; returns when all of it has happened."""
+        self,
+        sends: Sequence[tuple[Tensor, int]],
+        receives: Sequence[tuple[Tensor, int]],
+        group: Group,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Batched point-to-point with global ranks; returns, or the handle is done, when all of it has happened."""
 
     def send(self, tensor: Tensor, peer: int, group: Group, async_op: bool = False) -> Work | None:
         """Send to global rank `peer`."""
@@ -265,6 +296,9 @@ class TensorTools(Protocol):
     def crop(self, tensor: Tensor, box: Box) -> Tensor:
         """The view of a box."""
 
+    def beginning(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+        """The first elements of a dense tensor as a dense one on the same storage that doesn't count as a view of it."""
+
     def paste(self, target: Tensor, box: Box, source: Tensor) -> None:
         """Copy `source` into a box of `target`."""
 
@@ -309,6 +343,12 @@ class Autograd(Protocol):
 
     def detach(self, tensor: Tensor) -> Tensor:
         """The same storage outside the graph."""
+
+    def unrecorded(self, function: Callable[[], None]) -> None:
+        """Call it with gradients not recorded: it may write to tensors that have a place in the graph."""
+
+    def recomputes(self) -> bool:
+        """Whether a forward is being computed again inside a backward."""
 
 
 class Ops(Protocol):
@@ -377,6 +417,15 @@ class ModuleTools(Protocol):
 
     def hook_output(self, module: Any, hook: Callable[[Any], Any]) -> None:
         """After each forward, replace the output by what `hook` returns."""
+
+    def forward_names(self, module: Any) -> list[str]:
+        """Names of the parameters of the module's forward, in order; "**" among them if it takes any name."""
+
+    def convert_on_load(self, module: Any, convert: Callable[[Tensor, Any], Any]) -> None:
+        """When a state dict is loaded, replace its value for each own tensor by `convert(tensor, value)`; said once counts."""
+
+    def state(self, module: Any) -> list[tuple[str, Any]]:
+        """What the module saves, by name, parameters as the very objects that it holds."""
 
     def building_on(self, device: str, include_buffers: bool) -> AbstractContextManager[None]:
         """Inside, parameters (and buffers) of modules that this thread builds are on `device`; "meta" has no memory."""
@@ -474,11 +523,24 @@ class Platform(Protocol):
     def define_dtensor(self, dispatch: Callable[..., Any], methods: type) -> type:
         """The framework's tensor subclass, given the dispatcher (the ground knows nothing of the roof)."""
 
+    def allow_in_files(self, functions: Sequence[Callable[..., Any]]) -> None:
+        """Let the framework's safe loading of files call what DTensors are made of."""
+
     def new_dtensor(self, cls: type, local: Tensor, spec: Any) -> Any:
         """Wrap a local tensor; `spec` has `shape`, `dtype` and `layout`."""
 
     def mesh_to_native(self, mesh: Any) -> Any:
         """The framework's own mesh for one of ours."""
+
+    def dtensor_to_native(self, tensor: Any) -> Any:
+        """The framework's own distributed tensor for one of ours, on the same local tensor and in the same graph."""
+
+    def native_parts(self, tensor: Any) -> tuple[Tensor, Any, Sequence[Any], dict[int, tuple[int, ...]]]:
+        """What the framework's own distributed tensor is made of.
+
+        Local tensor, the framework's mesh and placements, and the axes (outermost first) of those dims that several axes
+        cut in another order than the mesh's.
+        """
 
     def fallback(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], wrap: Callable[..., Any]) -> Any:
         """Run an op that has no rule through the framework's own distributed op library.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hp_core.layout import Layout
 from hp_core.platform import get_platform
 from hp_core.platform.protocol import DType
@@ -35,6 +37,12 @@ class TensorSpec:
         if self._gradient is None:
             self._gradient: TensorSpec | None = spec_of(self.layout.gradient, self.shape, self.dtype)
         return self._gradient
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return spec_of, (self.layout, tuple(self.shape), self.dtype)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TensorSpec:
+        return self
 
     def __repr__(self) -> str:
         return f"{tuple(self.shape)} {str(self.dtype).removeprefix('torch.')} {self.layout}"

@@ -2,6 +2,7 @@
 
 from hp_core.tensor_parallel.loss import loss_parallel
 from hp_core.tensor_parallel.plan import parallelize_module
+from hp_core.tensor_parallel.sharding_plan import ShardingPlan, shard_module
 from hp_core.tensor_parallel.styles import (
     ColwiseParallel,
     NoParallel,
@@ -22,6 +23,8 @@ __all__ = [
     "PrepareModuleOutput",
     "RowwiseParallel",
     "SequenceParallel",
+    "ShardingPlan",
     "loss_parallel",
     "parallelize_module",
+    "shard_module",
 ]

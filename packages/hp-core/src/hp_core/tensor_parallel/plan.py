@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -13,7 +13,7 @@ from hp_core.mesh import DeviceMesh
 from hp_core.platform import get_platform
 from hp_core.tensor_parallel.styles import ParallelStyle, axis_of
 
-__all__ = ["parallelize_module"]
+__all__ = ["matching", "parallelize_module"]
 
 
 def parallelize_module(
@@ -71,13 +71,7 @@ def _match(module: Any, plan: Mapping[str, ParallelStyle]) -> dict[str, tuple[st
     for pattern, style in plan.items():
         if not isinstance(style, ParallelStyle):
             raise PlanError(f"plan[{pattern!r}] is a {type(style).__name__}, not a parallel style.")
-        found = [path for path in named if _fits(path, pattern)]
-        if not found:
-            near = difflib.get_close_matches(pattern, list(named), n=5, cutoff=0.3)
-            raise PlanError(
-                f"plan[{pattern!r}] matches no submodule of {type(module).__name__}; near names: {', '.join(near) or 'none'}."
-            )
-        for path in found:
+        for path in matching(named, pattern, f"plan[{pattern!r}]", f"submodule of {type(module).__name__}"):
             if path in matches:
                 raise PlanError(
                     f"submodule {path!r} is matched by {patterns[path]!r} and {pattern!r}; give it one style."
@@ -85,6 +79,26 @@ def _match(module: Any, plan: Mapping[str, ParallelStyle]) -> dict[str, tuple[st
             matches[path] = (path, named[path], style)
             patterns[path] = pattern
     return matches
+
+
+def matching(names: Iterable[str], pattern: str, where: str, what: str) -> list[str]:
+    """The dotted names that a pattern fits, part by part.
+
+    Args:
+        names: all names.
+        pattern: each part of it may be a glob.
+        where: place in the plan, for the message.
+        what: what the names are, for the message.
+
+    Raises:
+        PlanError: none fits; near names are listed.
+    """
+    names = list(names)
+    found = [path for path in names if _fits(path, pattern)]
+    if not found:
+        near = difflib.get_close_matches(pattern, names, n=5, cutoff=0.3)
+        raise PlanError(f"{where} matches no {what}; near names: {', '.join(near) or 'none'}.")
+    return found
 
 
 def _fits(path: str, pattern: str) -> bool:

@@ -13,7 +13,9 @@ import torch
 
 from hp_core.errors import ShardingRuleError
 from hp_core.platform.torch.backward import autograd_backward, autograd_grad
+from hp_core.platform.torch.bodies import BODIES
 from hp_core.platform.torch.face import TorchFace
+from hp_core.platform.torch.initializers import INITIALIZERS
 
 __all__ = ["define_dtensor", "handler_of"]
 
@@ -71,6 +73,8 @@ def handler_of(function: Any) -> Callable[..., Any] | None:
 
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {
+    **BODIES,
+    **INITIALIZERS,
     torch.autograd.backward: autograd_backward,
     torch.autograd.grad: autograd_grad,
     torch.Tensor.detach: TorchFace.detach,

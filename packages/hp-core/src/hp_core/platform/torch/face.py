@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -106,8 +107,17 @@ class TorchFace(CheckpointFace):
         return self._local.element_size()
 
     def data_ptr(self) -> int:
-        """Address of the local tensor."""
-        return self._local.data_ptr()
+        """Always 0, by which torch's tools know a tensor that wraps another: there is no memory of the global shape."""
+        return 0
+
+    def __dlpack__(self, **_: Any) -> NoReturn:
+        raise LayoutError("a DTensor has no single block of memory; export .to_local() or .full_tensor() with DLPack.")
+
+    def __dlpack_device__(self) -> NoReturn:
+        self.__dlpack__()
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        self.numpy()
 
     def untyped_storage(self) -> Any:
         """Storage of the local tensor."""
@@ -263,8 +273,11 @@ class TorchFace(CheckpointFace):
         return format(self.item(), spec) if spec else str(self)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        flag = ", requires_grad=True" if self.requires_grad else ""
-        return f"DTensor(shape={tuple(self.shape)}, {self._spec.layout}, local={self._local!r}{flag})"
+        kind = "Parameter" if getattr(self, "_is_param", False) else "DTensor"
+        local = textwrap.indent(repr(self._local.detach()), " " * 8).lstrip()
+        flag = f", grad_fn={type(self.grad_fn).__name__}" if self.grad_fn is not None else ""
+        flag = flag or (", requires_grad=True" if self.requires_grad else "")
+        return f"{kind}(shape={tuple(self.shape)}, {self._spec.layout}{flag},\n  local={local})"
 
     # -- copying and saving -----------------------------------------------------------------------------------------
 

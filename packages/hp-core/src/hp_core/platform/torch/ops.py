@@ -26,21 +26,30 @@ _ALIASES = {
     "rshift": "bitwise_right_shift", "rlshift": "bitwise_left_shift", "rrshift": "bitwise_right_shift",
     "rand": "bitwise_and", "ror": "bitwise_or", "rxor": "bitwise_xor", "iand": "bitwise_and_", "ior": "bitwise_or_",
     "ixor": "bitwise_xor_", "iadd": "add_", "isub": "sub_", "imul": "mul_", "itruediv": "div_",
-    "floordiv": "floor_divide", "mod": "remainder", "conj_physical": "conj", "special_expit": "sigmoid",
-    "ger": "outer", "log_sigmoid": "logsigmoid", "_threshold": "threshold",
+    "floordiv": "floor_divide", "mod": "remainder", "conj_physical": "conj", "expit": "sigmoid",
+    "ger": "outer", "log_sigmoid": "logsigmoid", "_threshold": "threshold", "arccosh": "acosh", "arcsinh": "asinh",
+    "arctanh": "atanh", "gammainc": "igamma", "gammaincc": "igammac", "gammaln": "lgamma", "multigammaln": "mvlgamma",
+    "psi": "digamma", "idiv": "div_", "ifloordiv": "floor_divide_", "imod": "remainder_", "ilshift": "bitwise_left_shift_",
+    "irshift": "bitwise_right_shift_", "ipow": "pow_", "normal_": "fill_normal_",
+    "inverse": "inv", "pinverse": "pinv", "orgqr": "householder_product",
 }  # fmt: skip
 """Other spellings of one op; dunder underscores are taken off first."""
 
 _PARAMETER_ALIASES = {
     "axis": "dim", "self": "input", "x": "input", "split_size_or_sections": "split_size", "size": "shape",
     "mat2": "other", "mat": "other", "vec": "other", "exponent": "other", "mat1": "batch1", "vec1": "input", "tensor": "input",
+    "theta": "input",
 }  # fmt: skip
 """Keyword spellings of one parameter, tried when the rule doesn't know the given name."""
 
 _CASTS = {
     "float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16, "int": torch.int32,
-    "long": torch.int64, "short": torch.int16, "bool": torch.bool,
+    "long": torch.int64, "short": torch.int16, "bool": torch.bool, "byte": torch.uint8, "char": torch.int8,
+    "chalf": torch.complex32, "cfloat": torch.complex64, "cdouble": torch.complex128,
 }  # fmt: skip
+
+_LINALG_ALONE = frozenset({"linalg_norm", "linalg_cross", "linalg_diagonal"})
+"""Functions of torch.linalg that are other ops than their namesakes in torch: they take other dims by default."""
 
 _PROPERTIES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 """Attributes that are ops."""
@@ -61,13 +70,13 @@ class TorchOps:
             return None
         if name.startswith("__") and name.endswith("__"):
             name = name[2:-2]
-        elif name.startswith("linalg_"):
-            name = name.removeprefix("linalg_")
+        elif name not in _LINALG_ALONE:
+            name = name.removeprefix("linalg_").removeprefix("special_")
         name = _ALIASES.get(name, name)
         inplace = name.endswith("_") and not name.startswith("__")
         if inplace:
             name = _ALIASES.get(name[:-1], name[:-1])
-        return name, inplace or name.startswith("_fused_")
+        return name, inplace or name == "setitem" or name.startswith("_fused_")
 
     def identity(self, op: Any) -> Any:
         """What stands for an op in the table of users' rules: one thing for an op object and all its overloads."""
@@ -141,6 +150,6 @@ def _on_meta(value: Any) -> Any:
         return kind(_on_meta(item) for item in value)
     if kind is dict:
         return {name: _on_meta(item) for name, item in value.items()}
-    if isinstance(value, torch.Tensor) and hasattr(value, "_spec"):
+    if isinstance(value, torch.Tensor):
         return torch.empty(value.shape, dtype=value.dtype, device="meta")
     return value

@@ -5,15 +5,16 @@ The device is chosen once, here: npu if torch_npu is loaded and sees one, else c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from hp_core.platform.protocol import OpSamples
 from hp_core.platform.torch.autograd import TorchAutograd
 from hp_core.platform.torch.collectives import TorchCollectives
 from hp_core.platform.torch.dtensor import define_dtensor
-from hp_core.platform.torch.interop import fallback, mesh_to_native
+from hp_core.platform.torch.interop import fallback, mesh_to_native, native_parts, to_native
 from hp_core.platform.torch.modules import TorchModuleTools
 from hp_core.platform.torch.ops import TorchOps
 from hp_core.platform.torch.processes import TorchProcesses
@@ -47,13 +48,31 @@ class TorchPlatform:
         """The DTensor class, given the dispatcher and the framework-neutral methods."""
         return define_dtensor(dispatch, methods)
 
+    def allow_in_files(self, functions: Sequence[Callable[..., Any]]) -> None:
+        """Let `torch.load(weights_only=True)` make DTensors."""
+        torch.serialization.add_safe_globals(list(functions))
+
     def mesh_to_native(self, mesh: Any) -> Any:
         """A `torch.distributed.DeviceMesh` on the same process groups."""
         return mesh_to_native(mesh, self.processes.device_type)
 
+    def dtensor_to_native(self, tensor: Any) -> Any:
+        """One of our DTensors as a `torch.distributed.tensor.DTensor`."""
+        return to_native(tensor)
+
+    def native_parts(self, tensor: Any) -> tuple[Any, Any, Any, Any]:
+        """What a `torch.distributed.tensor.DTensor` is made of."""
+        return native_parts(tensor)
+
     def fallback(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], wrap: Callable[..., Any]) -> Any:
         """Run an op through torch's own DTensor."""
         return fallback(function, args, kwargs, wrap)
+
+    def op_samples(self) -> OpSamples:
+        """The table of calls for the validator of rules, which only that loads."""
+        from hp_core.platform.torch.op_samples import TorchOpSamples
+
+        return TorchOpSamples()
 
 
 def create_platform() -> TorchPlatform:

@@ -15,6 +15,9 @@ from hp_core import empty as empty
 from hp_core import full as full
 from hp_core import get_current_mesh as get_current_mesh
 from hp_core import init_device_mesh as init_device_mesh
+from hp_core import init_empty_weights as init_empty_weights
+from hp_core import init_on_device as init_on_device
+from hp_core import init_parameters as init_parameters
 from hp_core import ones as ones
 from hp_core import rand as rand
 from hp_core import randn as randn
@@ -36,6 +39,9 @@ __all__ = [
     "full",
     "get_current_mesh",
     "init_device_mesh",
+    "init_empty_weights",
+    "init_on_device",
+    "init_parameters",
     "ones",
     "rand",
     "randn",
