@@ -39,6 +39,11 @@ def test_reshapes(check_ops: Callable[..., None], ranks: int) -> None:
             ("squeeze", lambda x: x.squeeze(), "1x3;5x1;1x5x1"),
             ("squeeze dim", lambda x: (x.squeeze(1), x.squeeze(-1), x.squeeze(0)), "5x1x3;1x4x1"),
             ("squeeze dims", lambda x: x.squeeze((0, 2)), "1x5x1"),
+            ("ravel", lambda x: (x.ravel(), torch.ravel(x)), "2x4x3;5x3"),
+            ("atleast", lambda x: (torch.atleast_1d(x), torch.atleast_2d(x), torch.atleast_3d(x)), "-;5;5x3;2x4x3"),
+            ("atleast of two", lambda x, y: (*torch.atleast_2d(x, y), *torch.atleast_1d([x, y])), "- 5"),
+            ("view dtype", lambda x: (x.detach().view(torch.int64), x.detach().view(torch.int32)), "f:5x3"),
+            ("view dtype keyword", lambda x: x.view(dtype=torch.float64), "i9:5x3"),
             ("unsqueeze", lambda x: (x.unsqueeze(0), x.unsqueeze(1), x.unsqueeze(-1), x.unsqueeze(-2)), "5x3;4"),
             ("unsqueeze scalar", lambda x: x.unsqueeze(0), "-"),
             ("empty", lambda x: x.view(3, 0), "0x4"),
@@ -61,7 +66,8 @@ def test_transpositions(check_ops: Callable[..., None], ranks: int) -> None:
             ("permute keyword", lambda x: x.permute(dims=(1, 0)), "5x3"),
             ("movedim", lambda x: (x.movedim(0, 2), x.movedim(-1, 0), x.movedim((0, 1), (1, 2))), "2x4x3"),
             ("moveaxis", lambda x: torch.moveaxis(x, 0, 1), "2x4x3"),
-            ("swapaxes", lambda x: x.swapaxes(0, 1), "2x4x3"),
+            ("swapaxes", lambda x: (x.swapaxes(0, 1), x.swapdims(-1, 0)), "2x4x3"),
+            ("rot90", lambda x: (x.rot90(), torch.rot90(x, 2), x.rot90(-1, (1, 0)), torch.rot90(x, 4)), "5x3"),
             ("detach", lambda x: x.detach(), "5x3"),
         ],
     )
@@ -77,6 +83,21 @@ def test_expansion(check_ops: Callable[..., None], ranks: int) -> None:
             ("expand tuple", lambda x: x.expand((4, 5, 3)), "1x5x3"),
             ("expand_as", lambda x, y: x.expand_as(y), "1x3 5x3;3 5x3"),
             ("broadcast_to", lambda x: torch.broadcast_to(x, (2, 5, 3)), "5x1"),
+            ("broadcast_tensors", lambda x, y: torch.broadcast_tensors(x, y), "5x1 3;- 4"),
+            ("meshgrid", lambda x, y: torch.meshgrid(x, y, indexing="ij"), "5 3;4 -"),
+            ("meshgrid xy", lambda x, y: torch.meshgrid([x, y], indexing="xy"), "5 3"),
+            ("cartesian_prod", lambda x, y: torch.cartesian_prod(x, y), "5 3"),
+            ("repeat", lambda x: (x.repeat(2, 1), x.repeat(1, 3), x.repeat(2, 2, 2), x.repeat((1, 1))), "5x3;4x2"),
+            ("repeat none", lambda x: x.repeat(0, 1), "5x3"),
+            ("tile", lambda x: (x.tile(2), torch.tile(x, (2, 1)), torch.tile(x, dims=(2, 1, 3))), "5x3"),
+            (
+                "repeat_interleave",
+                lambda x: (x.repeat_interleave(2, 0), torch.repeat_interleave(x, 3, dim=-1)),
+                "5x3;4x4",
+            ),
+            ("interleave all", lambda x: x.repeat_interleave(2), "5x3"),
+            ("interleave counts", lambda x, n: torch.repeat_interleave(x, n, 0), "5x3 i3:5"),
+            ("unfold", lambda x: (x.unfold(0, 2, 1), x.unfold(-1, 2, 1)), "5x3"),
             ("repeat kv", lambda x: x[:, :, None].expand(2, 2, 3, 4).reshape(2, 6, 4), "2x2x4"),
         ],
     )
@@ -92,6 +113,9 @@ def test_cutting(check_ops: Callable[..., None], ranks: int) -> None:
             ("split_with_sizes", lambda x: x.split_with_sizes([1, 4], dim=0), "5x3"),
             ("chunk", lambda x: (*x.chunk(2), *x.chunk(4, dim=-1), *torch.chunk(x, chunks=3, dim=0)), "5x3;4x6"),
             ("tensor_split", lambda x: (*torch.tensor_split(x, 3), *torch.tensor_split(x, (1, 2), dim=1)), "5x3"),
+            ("tensor_split ends", lambda x: (*x.tensor_split((1, -1)), *x.tensor_split([3, 2])), "5x3"),
+            ("hsplit", lambda x: (*torch.hsplit(x, 2), *torch.vsplit(x, [1, 3])), "5x4;4x6"),
+            ("dsplit", lambda x: (*x.dsplit(2), *x.hsplit([1])), "2x3x4"),
             ("unbind", lambda x: (*x.unbind(), *x.unbind(1), *torch.unbind(x, dim=-1)), "5x3"),
             ("iterate", lambda x: tuple(x), "5x3"),
             ("qkv", lambda x: torch.stack([part.sum(-1) for part in x.chunk(3, dim=-1)]), "2x5x6"),
@@ -111,45 +135,32 @@ def test_joining(check_ops: Callable[..., None], ranks: int) -> None:
             ("cat empty", lambda x, y: torch.cat([x, y]), "5x3 0"),
             ("stack", lambda x, y: torch.stack([x, y]), "5x3 5x3"),
             ("stack dim", lambda x, y: (torch.stack([x, y], dim=1), torch.stack((x, y), -1)), "5x3 5x3"),
+            ("hstack", lambda x, y: torch.hstack([x, y]), "5x3 5x2;5 3;- 3"),
+            ("vstack", lambda x, y: (torch.vstack((x, y)), torch.row_stack((x, y))), "5x3 2x3;3 3;3 2x3"),
+            ("dstack", lambda x, y: torch.dstack([x, y]), "5x3 5x3;5 5"),
+            ("column_stack", lambda x, y: torch.column_stack([x, y]), "5 5;5x3 5"),
+            ("block_diag", lambda x, y: torch.block_diag(x, y), "2x3 3x1;3 -"),
             ("rotate half", lambda x: torch.cat((-x[..., 2:], x[..., :2]), dim=-1), "2x5x4"),
         ],
     )
 
 
 @RANKS
-def test_picking(check_ops: Callable[..., None], ranks: int) -> None:
-    check_ops(
-        ranks,
-        [
-            ("int", lambda x: (x[1], x[-1], x[1, 2], x[:, 1]), "5x3;4x6"),
-            ("slice", lambda x: (x[1:3], x[:, :2], x[::2], x[:], x[:-1, 1:]), "5x3"),
-            ("none and ellipsis", lambda x: (x[None], x[..., 0], x[:, None], x[..., None, :], x[...]), "5x3;2x4x3"),
-            ("empty slice", lambda x: x[2:2], "5x3"),
-            ("select", lambda x: (x.select(0, 1), x.select(-1, 0), torch.select(x, dim=1, index=-1)), "5x3"),
-            ("narrow", lambda x: (x.narrow(0, 1, 2), torch.narrow(x, -1, 0, 2)), "5x3"),
-            ("index_select", lambda x, i: torch.index_select(x, 0, i), "5x3 i5:4"),
-            ("index_select last", lambda x, i: x.index_select(-1, i), "5x3 i3:5"),
-            ("gather", lambda x, i: torch.gather(x, 1, i), "5x3 i3:5x2;5x3 i3:4x3;4x6 i6:4x6"),
-            ("gather rows", lambda x, i: x.gather(0, i), "5x3 i5:2x3;5x3 i5:2x2"),
-            ("take_along", lambda x, i: x.gather(dim=-1, index=i.unsqueeze(-1)).squeeze(-1), "5x3 i3:5"),
-        ],
-    )
-
-
-@RANKS
-def test_along_a_whole_dim(check_ops: Callable[..., None], ranks: int) -> None:
+def test_orders_and_diagonals(check_ops: Callable[..., None], ranks: int) -> None:
     check_ops(
         ranks,
         [
             ("flip", lambda x: (x.flip(0), x.flip(0, 1), torch.flip(x, (1,)), x.flip([-1])), "5x3"),
             ("roll", lambda x: (x.roll(1, 0), x.roll((1, 2), (0, 1)), torch.roll(x, 2, -1)), "5x3"),
             ("roll all", lambda x: torch.roll(x, 2), "5x3"),
+            ("roll both ways", lambda x: (x.roll((1, 3), (0, 0)), x.roll(-7, 1)), "5x3"),
+            ("fliplr", lambda x: (x.fliplr(), torch.flipud(x)), "5x3"),
             ("tril", lambda x: (x.tril(), x.triu(1), torch.tril(x, diagonal=-1)), "5x3;2x4x3"),
-            ("cumsum", lambda x: (x.cumsum(0), torch.cumsum(x, dim=-1)), "5x3"),
-            ("cumprod", lambda x: x.cumprod(0), "p:5x3"),
-            ("cummax", lambda x: (*x.cummax(0), *torch.cummin(x, dim=-1), x.logcumsumexp(0)), "5x3"),
-            ("sort", lambda x: (*x.sort(), *torch.sort(x, dim=0, descending=True)), "5x3"),
-            ("argsort", lambda x: (x.argsort(), torch.argsort(x, dim=0, descending=True)), "5x3"),
-            ("topk", lambda x: (*x.topk(2), *torch.topk(x, 2, dim=0), *x.topk(1, dim=-1, largest=False)), "5x3"),
+            ("tril in place", lambda x: (x.clone().tril_(), x.clone().triu_(-1)), "5x3"),
+            ("diagonal", lambda x: (x.diagonal(), x.diagonal(1), x.diagonal(-2), x.diagonal(7)), "5x3;4x6"),
+            ("diagonal dims", lambda x: (x.diagonal(0, 1, 2), torch.diagonal(x, -1, dim1=2, dim2=0)), "2x4x3"),
+            ("diag", lambda x: (x.diag(), torch.diag(x, -1)), "5;5x3"),
+            ("diag_embed", lambda x: (x.diag_embed(), torch.diag_embed(x, 1), x.diag_embed(0, 0, 2)), "5x3"),
+            ("diagflat", lambda x: torch.diagflat(x), "5"),
         ],
     )

@@ -129,8 +129,8 @@ class OpPlan:
         self._check = strategy.check
         self._inplace = call.inplace
         self._copies_back = call.inplace and _writes_elsewhere(strategy, call, slots)
-        self._is_view = call.name in VIEW_OPS
-        self._is_copy = self._is_view and strategy.layouts[0] is not call.specs[0].layout
+        self._is_view = call.name in VIEW_OPS and strategy.detached is not False
+        self._is_copy = self._is_view and (bool(strategy.detached) or strategy.layouts[0] is not call.specs[0].layout)
         # the usual case: all tensors are positional, the op itself runs, and makes new tensors
         self._flat = not (self._lists or self._names or self._local or self._check or self._inplace or self._is_view)
         self._name = call.name
@@ -342,6 +342,8 @@ def _first_time(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ke
             f"{name}_ in place has no sharding rule; compute what it gives and x.copy_() it, work on x.to_local(), or register a "
             f"rule with register_sharding_rule({name!r}, ...){_near(name)}."
         )
+    if inplace:
+        _refuse_lost_write(_first(args, kwargs))  # told before whatever else is wrong with the target
     if rule is None:
         return _fall_back(function, name, args, kwargs, None)
     if rule.decomposed and rule.inplace is not None and inplace is not rule.inplace:
@@ -491,14 +493,19 @@ def _from_native(local: Any, mesh: Any, placements: Any, shape: tuple[int, ...])
 
 
 def _refuse_plain_tensors(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A plain tensor among DTensors has no layout; only a number in tensor's clothing (0-d, no gradient) may pass."""
+    """A plain tensor among DTensors has no layout. A number in tensor's clothing (0-d, no gradient) may pass, and so may an
+    empty one-dimensional tensor, with which caches start to be concatenated: it has nothing to lay out."""
     is_tensor = get_platform().tensors.is_tensor
 
     def check(value: Any) -> None:
         if type(value) in (list, tuple):
             for item in value:
                 check(item)
-        elif is_tensor(value) and type(value) is not _DTensor and (value.ndim or value.requires_grad):
+        elif (
+            is_tensor(value)
+            and type(value) is not _DTensor
+            and ((value.ndim and tuple(value.shape) != (0,)) or value.requires_grad)
+        ):
             raise LayoutError(
                 f"{name} got a plain tensor of shape {tuple(value.shape)} among DTensors. Say how it lies: "
                 f"distribute_tensor(t, mesh, placements) if it is the global value, DTensor.from_local(t, mesh, placements) if "

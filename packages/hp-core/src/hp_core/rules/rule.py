@@ -146,6 +146,9 @@ class Strategy:
         bound: keyword arguments for it.
         complete: operands whose local gradient is already whole, so they never vary.
         check: called before each such call; for what depends on more than the call itself.
+        detached: of an op that gives a view in the dense program: True if the local implementation copies, so that what is
+            written to the result would be lost; False if the dense op itself copies for these arguments; None if it
+            depends only on whether the first operand had to move.
     """
 
     layouts: tuple[Layout, ...]
@@ -154,6 +157,7 @@ class Strategy:
     bound: dict[str, Any] = field(default_factory=dict)
     complete: frozenset[int] = frozenset()
     check: Callable[[], None] | None = None
+    detached: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -293,7 +297,9 @@ def _assign(
     layouts = []
     for index, operand in enumerate(operands):
         if operand.role == ADDEND:
-            partials = dict(pending)
+            # an addend that is itself cut by what vanishes gives each rank's own share already
+            own = {axis for label in operand.labels for axis in axes_of.get(label, ()) if label is not None}
+            partials = {axis: reduce_op for axis, reduce_op in pending.items() if axis not in own}
         else:
             partials = {axis: op for axis, op in pending.items() if choice[axis] == ("pend", index, op)}
         layouts.append(layout_for(operand.labels, partials))

@@ -13,8 +13,9 @@ from typing import Any
 
 from hp_core.errors import ShardingRuleError
 from hp_core.geometry import Interval, chunk_interval
+from hp_core.platform import get_platform
 from hp_core.rules.registry import rule
-from hp_core.rules.rule import FACTOR, OpCall, Operand, Output, Strategy, solve
+from hp_core.rules.rule import FACTOR, PLAIN, OpCall, Operand, Output, Strategy, solve
 from hp_core.rules.spec import TensorSpec
 
 __all__ = ["ANY_PENDING", "VIEW_OPS", "reshape_groups"]
@@ -22,7 +23,7 @@ __all__ = ["ANY_PENDING", "VIEW_OPS", "reshape_groups"]
 VIEW_OPS = frozenset(
     """
     view reshape flatten unflatten squeeze unsqueeze transpose t T mT adjoint H mH permute movedim expand broadcast_to expand_as
-    view_as reshape_as split split_with_sizes chunk tensor_split unbind getitem select narrow
+    view_as reshape_as split split_with_sizes chunk tensor_split unbind getitem select narrow ravel diagonal unfold
     """.split()
 )
 """Ops whose dense result shares storage with the first operand: writing to it writes to the operand."""
@@ -35,10 +36,11 @@ def _reshape(call: OpCall) -> Strategy:
     shape = call.get("shape", ())
     if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
         shape = shape[0]
+    dtype = call.get("dtype", shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else None)
+    if dtype is not None:
+        return _reinterpreted(call, dtype)
     if not all(isinstance(size, int) for size in shape):
-        raise ShardingRuleError(
-            f"{call.name}: shape must be integers, got {shape!r}; use .to(dtype) to change the element type."
-        )
+        raise ShardingRuleError(f"{call.name}: shape must be integers, got {shape!r}.")
     return reshaped(call, _resolved(call, shape))
 
 
@@ -47,6 +49,33 @@ def _reshape_as(call: OpCall) -> Strategy:
     return _shaped_as_other(call, reshaped(call, tuple(call.spec("other").shape)), "reshape_first")
 
 
+def _reinterpreted(call: OpCall, dtype: Any) -> Strategy:
+    """The same bytes as another element type; of another size, then the last dim is as much longer or shorter."""
+    spec = call.specs[0]
+    itemsize = get_platform().tensors.itemsize
+    labels: tuple[int | None, ...] = tuple(range(spec.ndim))
+    if itemsize(dtype) != itemsize(spec.dtype):
+        labels = (*labels[:-1], None)
+    return solve([Operand(spec, labels, PLAIN)], [Output(labels)])
+
+
+@rule("as_strided", "input size stride storage_offset")
+def _as_strided(call: OpCall) -> Strategy:
+    raise ShardingRuleError(
+        "as_strided: strides of the global tensor say nothing of this rank's memory; use indexing, view, unfold, diagonal or "
+        "transpose, or x.full_tensor().as_strided(...)."
+    )
+
+
+@rule("unfold", "input dimension size step")
+def _unfold(call: OpCall) -> Strategy:
+    """Windows along one dim, which must be whole, in a new last dim."""
+    spec, dim = call.specs[0], call.dim("dimension")
+    labels = tuple(None if d == dim else d for d in range(spec.ndim))
+    return solve([Operand(spec, labels, FACTOR)], [Output((*labels, None))], keeps=ANY_PENDING)
+
+
+@rule("ravel", "input")
 @rule("flatten", "input start_dim end_dim")
 def _flatten(call: OpCall) -> Strategy:
     shape = tuple(call.spec("input").shape)

@@ -7,13 +7,32 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.overrides import wrap_torch_function
 
+from hp_core.platform.torch.extrema import (
+    aminmax_over_ranks,
+    argument_over_ranks,
+    extremum_over_ranks,
+    extremum_share,
+    selection_over_ranks,
+)
+from hp_core.platform.torch.index_ops import INDEX_OPS
+from hp_core.platform.torch.attention import attention_rows
+from hp_core.platform.torch.convolution import affine_grid, channelwise, convolution
 from hp_core.platform.torch.losses import (
     cross_entropy_cut_classes,
     cross_entropy_share,
     in_range,
+    loss_share,
+    nll_loss_cut_classes,
     nll_loss_share,
-    pointwise_loss_share,
+)
+from hp_core.platform.torch.products import bilinear_of_nothing
+from hp_core.platform.torch.scans import (
+    cumulative_extremum_over_ranks,
+    product_over_ranks,
+    scan_over_ranks,
+    topk_over_ranks,
 )
 
 __all__ = ["LOCAL_OPS"]
@@ -43,6 +62,12 @@ def mean_share(
             f"mean(): could not infer output dtype; the input dtype must be floating point or complex, got {tensor.dtype}."
         )
     return tensor.sum(tuple(dim), keepdim=keepdim, dtype=dtype) / count
+
+
+@wrap_torch_function(lambda tensor, statistics: (tensor, statistics))
+def standardized(tensor: torch.Tensor, statistics: torch.Tensor) -> torch.Tensor:
+    """Minus the first statistic, times the second; both broadcast. Stacked, so that one message carries both gradients."""
+    return (tensor - statistics[0]) * statistics[1]
 
 
 def embedding_rows(
@@ -78,11 +103,33 @@ LOCAL_OPS: dict[str, Callable[..., Any]] = {
         view_first,
         expand_first,
         mean_share,
+        standardized,
+        extremum_share,
+        extremum_over_ranks,
+        aminmax_over_ranks,
+        selection_over_ranks,
+        argument_over_ranks,
+        product_over_ranks,
+        topk_over_ranks,
+        scan_over_ranks,
+        cumulative_extremum_over_ranks,
         embedding_rows,
         cross_entropy_share,
         cross_entropy_cut_classes,
         nll_loss_share,
-        pointwise_loss_share,
+        nll_loss_cut_classes,
+        loss_share,
+        F.linear,
+        F.cross_entropy,
+        F.embedding,
+        F.one_hot,
         torch.stack,
+        torch.searchsorted,
+        F.leaky_relu,
+        affine_grid,
+        channelwise,
+        convolution,
+        bilinear_of_nothing,
+        attention_rows,
     )
-}
+} | INDEX_OPS
