@@ -23,6 +23,12 @@ UNARY = {
     ),
 }
 BINARY = "add sub mul div pow maximum minimum fmax fmin atan2 hypot copysign xlogy logaddexp eq ne lt le gt ge remainder fmod"
+SPECIAL = {
+    "u:5x3": "entr erfcx i0 i0e i1 i1e ndtr ndtri log_ndtr gammaln psi expit log1p exp2",
+    "n:5x3": "airy_ai bessel_j0 bessel_j1 modified_bessel_i0 modified_bessel_i1 spherical_bessel_j0",
+    "p:5x3 n:3": "xlog1py xlogy",
+    "n:5x3 i4:3": "chebyshev_polynomial_t hermite_polynomial_h laguerre_polynomial_l legendre_polynomial_p",
+}
 SHAPES = "p:5x3 p:5x3;p:5x3 p:3;p:3 p:4x3;p:5x1 p:1x3;p:2x1x3 p:4x1;p:5x3 p:-;p:1 p:5x3"
 
 
@@ -54,6 +60,47 @@ def test_unary_on_scalars_and_other_sizes(check_ops: Callable[..., None], ranks:
             ("softplus", lambda x: F.softplus(x, beta=2.0), "5x3"),
             ("contiguous", lambda x: x.contiguous(), "5x3"),
         ],
+    )
+
+
+@RANKS
+def test_special_functions(check_ops: Callable[..., None], ranks: int) -> None:
+    for operands, names in SPECIAL.items():
+        check_ops(ranks, named(torch.special, names, operands), most=4)
+    check_ops(
+        ranks,
+        [
+            ("polygamma", lambda x: torch.polygamma(1, x), "p:5x3"),
+            ("multigammaln", lambda x: torch.special.multigammaln(x + 2, 2), "p:5x3"),
+            ("zeta", lambda x, y: torch.special.zeta(x.detach() + 2, y.detach()), "p:5x3 p:3"),
+            ("zeta of a number", lambda y: torch.special.zeta(2.0, y.detach()), "p:5x3"),
+            ("gammainc", lambda x, y: torch.special.gammainc(x.detach(), y), "p:5x3 p:3"),
+            ("ldexp", lambda x, y: torch.ldexp(x, y), "5x3 i4:3"),
+            ("float_power", lambda x: (torch.float_power(x, 2), torch.float_power(2, x)), "p:5x3"),
+            ("gcd and lcm", lambda x, y: (torch.gcd(x, y), torch.lcm(x, y)), "i9:5x3 i9:3"),
+            ("frexp", lambda x: torch.frexp(x), "n:5x3"),
+            ("isreal", lambda x: (torch.isreal(x), x.isposinf(), x.isneginf()), "n:5x3"),
+            ("prelu", lambda x, w: F.prelu(x, w), "4x3x2 3;4x3 1;5 1;4x3x2 -"),
+            ("isin", lambda x, y: torch.isin(x, y), "i9:5x3 i9:4"),
+            ("isin a number", lambda x: torch.isin(x, 3, invert=True), "i9:5x3"),
+        ],
+        most=10,
+    )
+
+
+@RANKS
+def test_complex_numbers(check_ops: Callable[..., None], ranks: int) -> None:
+    check_ops(
+        ranks,
+        [
+            ("complex", lambda x, y: torch.view_as_real(torch.complex(x, y) * 2), "5x3 5x3"),
+            ("polar", lambda x, y: torch.view_as_real(torch.polar(x, y)), "p:5x3 5x3"),
+            ("parts", lambda x, y: (torch.complex(x, y).real, torch.complex(x, y).imag), "5x3 5x3"),
+            ("conj", lambda x, y: torch.view_as_real(torch.complex(x, y).conj().resolve_conj()), "5x3 5x3"),
+            ("abs and angle", lambda x, y: (torch.complex(x, y).abs(), torch.complex(x, y).angle()), "p:5x3 p:5x3"),
+            ("view_as_complex", lambda x: torch.view_as_complex(x).abs(), "5x3x2"),
+        ],
+        most=24 if ranks == 2 else 10,
     )
 
 
@@ -152,6 +199,10 @@ def test_casts(check_ops: Callable[..., None], ranks: int) -> None:
             ("to same", lambda x: x.to(torch.float64), "5x3"),
             ("to keyword", lambda x: x.to(dtype=torch.float64), "5x3"),
             ("double", lambda x: x.double(), "5x3"),
+            ("float and back", lambda x: x.float().double(), "n:5x3"),
+            ("bytes", lambda x: (x.byte(), x.char(), x.short(), x.half().double()), "i9:5x3"),
+            ("to complex", lambda x: torch.view_as_real(x.cdouble()), "5x3"),
+            ("cpu", lambda x: x.cpu(), "5x3"),
             ("double of int", lambda x: x.double(), "i9:5x3"),
             ("long", lambda x: x.long(), "n:5x3"),
             ("int", lambda x: (x * 10).int(), "n:5x3"),
@@ -201,6 +252,12 @@ def test_in_place(check_ops: Callable[..., None], ranks: int) -> None:
             ("lerp_", lambda x, y: x.clone().lerp_(y, 0.3), "5x3 5x3"),
             ("addcmul_", lambda x, y, z: x.clone().addcmul_(y, z, value=0.5), "5x3 5x3 5x3"),
             ("addcdiv_", lambda x, y, z: x.clone().addcdiv_(y, z, value=0.5), "5x3 5x3 p:5x3"),
+            ("pow_", lambda x: x.clone().pow_(2), "5x3"),
+            ("clamp_ by tensors", lambda x, low: x.clone().clamp_(min=low), "5x3 f:3"),
+            ("logical_and_", lambda x, y: x.clone().logical_and_(y), "b:5x3 b:3"),
+            ("bitwise in place", _bitwise, "i9:5x3 i9:3"),
+            ("add_ a tensor as factor", lambda x, y, z: x.clone().add_(y, alpha=z.detach()), "5x3 5x3 n:-"),
+            ("out=", lambda x, y: torch.add(x, y, out=torch.zeros_like(x)).clone(), "n:5x3 n:5x3"),
             ("inplace relu", lambda x: F.relu(x.clone(), inplace=True), "5x3"),
             ("+=", _augmented, "5x3 5x3"),
         ],
@@ -212,4 +269,14 @@ def _augmented(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     result += y
     result *= 2
     result -= 0 * y
+    return result
+
+
+def _bitwise(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    result = x.clone()
+    result &= y
+    result |= 4
+    result ^= y
+    result <<= 2
+    result >>= 1
     return result

@@ -178,7 +178,10 @@ class OpPlan:
         if self._copies_back:
             return _first(args, kwargs).copy_(self._wrap(result))
         if self._inplace:
-            return _written(_first(args, kwargs))
+            target = _first(args, kwargs)
+            if self._local is not None and result is not None and result is not getattr(target, "_local", result):
+                return target.copy_(self._wrap(result))  # the local implementation made a new tensor
+            return _written(target)
         spec = self._spec
         wrapped = (
             _new_dtensor(cls, result, spec) if spec is not None and result.dtype is spec.dtype else self._wrap(result)
@@ -275,7 +278,8 @@ class CompositePlan:
         if not self._copies_back:
             return self._compute(first, **arguments)
         _refuse_lost_write(first)
-        result = self._compute(first, **arguments)
+        # what the ops save of the target for their gradients must outlive the write
+        result = self._compute(first.clone() if _needs_gradient(first._local) else first, **arguments)
         return first if result is first else first.copy_(result)
 
 

@@ -4,6 +4,15 @@
 order, so replicas agree and shards are parts of one global tensor.
 """
 
-from hp_core.random.fill import manual_seed, next_offset, random_like
+from hp_core.random.fill import random_integers, random_like
+from hp_core.random.state import get_rng_state, manual_seed, next_offset, recompute_contexts, set_rng_state
 
-__all__ = ["manual_seed", "next_offset", "random_like"]
+__all__ = [
+    "get_rng_state",
+    "manual_seed",
+    "next_offset",
+    "random_integers",
+    "random_like",
+    "recompute_contexts",
+    "set_rng_state",
+]

@@ -1,53 +1,90 @@
-"""The state of the generator, and local tensors filled with their part of a global random tensor."""
+"""Local tensors filled with their part of a global random tensor."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 from hp_core.errors import LayoutError
 from hp_core.layout import Layout
 from hp_core.platform import get_platform
 from hp_core.platform.protocol import Tensor
-from hp_core.random.philox import UNIFORM_BITS, global_indices, normal_from_words, philox_words, uniform_from_words
+from hp_core.random.distributions import LEAST_EXPONENTIAL, cauchy, exponential, geometric, integers, log_normal
+from hp_core.random.philox import (
+    UNIFORM_BITS,
+    Words,
+    global_indices,
+    normal_from_words,
+    philox_words,
+    uniform_from_words,
+)
+from hp_core.random.state import next_offset
 
-__all__ = ["manual_seed", "next_offset", "random_like"]
+__all__ = ["random_integers", "random_like"]
 
 _PIECE = 1 << 15
 """Elements worked on at a time: what Philox needs for them stays in a CPU's cache."""
 
-_state = {"seed": 0, "offset": 0}
+_DISTRIBUTIONS: dict[str, Callable[..., Tensor]] = {
+    "normal": normal_from_words,
+    "exponential": exponential,
+    "cauchy": cauchy,
+    "geometric": geometric,
+    "log_normal": log_normal,
+}
+"""What makes float64 numbers of words, the platform's arithmetic, and the distribution's parameters."""
 
 
-def manual_seed(seed: int) -> None:
-    """Start the stream of random tensors anew; call it alike on all ranks.
-
-    Args:
-        seed: its low 64 bits count. Before the first call the seed is 0.
-    """
-    _state["seed"], _state["offset"] = int(seed), 0
-
-
-def next_offset() -> tuple[int, int]:
-    """Seed and offset of the next random call."""
-    offset = _state["offset"]
-    _state["offset"] = offset + 1
-    return _state["seed"], offset
-
-
-def random_like(empty: Tensor, layout: Layout, global_shape: tuple[int, ...], kind: str) -> Tensor:
+def random_like(empty: Tensor, layout: Layout, global_shape: tuple[int, ...], kind: str, *parameters: float) -> Tensor:
     """Fill a local tensor with its part of a global random tensor, and take the next offset.
 
     Args:
         empty: dense local tensor of the layout's local shape; written to.
         layout: how the global tensor lies; pending reductions count as replicated.
         global_shape: its shape.
-        kind: "uniform" in [0, 1), or "normal" with mean 0 and variance 1.
+        kind: "uniform" in [0, 1), "normal" with mean 0 and variance 1, "exponential" (rate), "cauchy" (median, sigma),
+            "geometric" (p; also into integers), or "log_normal" (mean and deviation of the logarithm).
+        *parameters: of the distribution.
 
     Raises:
         LayoutError: the element type isn't floating point.
     """
     tensors = get_platform().tensors
     name = tensors.dtype_name(tensors.dtype(empty))
-    if name not in UNIFORM_BITS:
+    if name not in UNIFORM_BITS and kind != "geometric":
         raise LayoutError(f"random tensors are floating point ({', '.join(UNIFORM_BITS)}), not {name}.")
+
+    def values(words: Words) -> Tensor:
+        if kind == "uniform":
+            return uniform_from_words(words, name, tensors)
+        drawn = _DISTRIBUTIONS[kind](words, tensors, *parameters)
+        least = LEAST_EXPONENTIAL.get(name)
+        if kind == "exponential" and least is not None:
+            drawn = drawn + (drawn < least) * least
+        # to nearest in two steps, as the format says
+        return tensors.cast(drawn, tensors.dtype_of_name("float32")) if name in ("float16", "bfloat16") else drawn
+
+    return _fill(empty, layout, global_shape, values)
+
+
+def random_integers(empty: Tensor, layout: Layout, global_shape: tuple[int, ...], low: int, high: int) -> Tensor:
+    """Fill a local tensor with its part of a global tensor of integers in [low, high), and take the next offset.
+
+    Args:
+        empty: dense local tensor of the layout's local shape, of any element type that holds the integers; written to.
+        layout: how the global tensor lies; pending reductions count as replicated.
+        global_shape: its shape.
+        low: the least integer.
+        high: one past the greatest.
+
+    Raises:
+        ShardingRuleError: the interval is empty, or too long.
+    """
+    return _fill(empty, layout, global_shape, lambda words: integers(words, low, high))
+
+
+def _fill(empty: Tensor, layout: Layout, global_shape: tuple[int, ...], values: Callable[[Words], Any]) -> Tensor:
+    tensors = get_platform().tensors
     seed, offset = next_offset()
     index = global_indices(
         layout.bounds(global_shape), global_shape, lambda start, stop: tensors.arange(start, stop, empty)
@@ -55,12 +92,5 @@ def random_like(empty: Tensor, layout: Layout, global_shape: tuple[int, ...], ki
     flat_index, flat = tensors.reshape(index, (-1,)), tensors.reshape(empty, (-1,))
     count = tensors.shape(flat)[0]
     for start in range(0, count, _PIECE):
-        words = philox_words(flat_index[start : start + _PIECE], seed, offset)
-        if kind == "uniform":
-            values = uniform_from_words(words, name, tensors)
-        else:
-            values = normal_from_words(words, tensors)
-            if name in ("float16", "bfloat16"):
-                values = tensors.cast(values, tensors.dtype_of_name("float32"))
-        flat[start : start + _PIECE] = values
+        flat[start : start + _PIECE] = values(philox_words(flat_index[start : start + _PIECE], seed, offset))
     return empty

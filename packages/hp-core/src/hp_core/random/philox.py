@@ -13,6 +13,8 @@ This is a **format**: a native kernel must give the same bits. Per element
    likewise from (w2, w3), in float64, then rounded to nearest: to float32 first where the dtype is shorter still.
    Logarithm and cosine are the series below, of +, -, *, / and sqrt alone and in this order: these are exactly rounded
    everywhere, which no library's log and cos are. A kernel must not contract them to fused multiply-adds.
+
+Other distributions and integers are functions of the same words: see `distributions.py`.
 """
 
 from __future__ import annotations
@@ -28,8 +30,12 @@ __all__ = [
     "FloatOps",
     "Words",
     "global_indices",
+    "minus_log",
     "normal_from_words",
     "philox_words",
+    "polynomial",
+    "sine",
+    "top_53",
     "uniform_from_words",
 ]
 
@@ -103,7 +109,7 @@ def uniform_from_words(words: Words, dtype: str, ops: FloatOps) -> Tensor:
         A float64 tensor whose values `dtype` represents exactly.
     """
     bits = UNIFORM_BITS[dtype]
-    top = words[0] >> (32 - bits) if bits <= 32 else _top_53(words[0], words[1])
+    top = words[0] >> (32 - bits) if bits <= 32 else top_53(words[0], words[1])
     return ops.to_float64(top) * 2.0**-bits
 
 
@@ -117,10 +123,10 @@ def normal_from_words(words: Words, ops: FloatOps) -> Tensor:
     Returns:
         A float64 tensor; values lie within +-8.58.
     """
-    twice_log = 2.0 * _minus_log(_top_53(words[0], words[1]) + 1, ops)
+    twice_log = 2.0 * minus_log(top_53(words[0], words[1]) + 1, ops)
     # cos(2 pi v) = sin(pi/2 t) with t = 4 |v - 1/2| - 1 in [-1, 1], exact in float64: one odd series, no cases.
-    t = abs(ops.to_float64(_top_53(words[2], words[3]) - (1 << 52))) * 2.0**-51 - 1.0
-    return _rounded_sqrt(twice_log, ops) * (t * _polynomial(_SINE, t * t))
+    t = abs(ops.to_float64(top_53(words[2], words[3]) - (1 << 52))) * 2.0**-51 - 1.0
+    return _rounded_sqrt(twice_log, ops) * sine(t)
 
 
 def global_indices(
@@ -154,11 +160,12 @@ def _multiply(word: Any, multiplier: int) -> tuple[Any, Any]:
     return high, product
 
 
-def _top_53(first: Tensor, second: Tensor) -> Tensor:
+def top_53(first: Tensor, second: Tensor) -> Tensor:
+    """The top 53 bits of the 64-bit number that two words make."""
     return (first << 21) ^ (second >> 11)
 
 
-def _minus_log(n: Tensor, ops: FloatOps) -> Tensor:
+def minus_log(n: Tensor, ops: FloatOps) -> Tensor:
     """-ln(n / 2^53) of integers 1 <= n <= 2^53, as a sum of terms that are never negative."""
     # n = m 2^(52 - e) with m in [1, 2] by bisection, so that the series sees (2 - m) / (2 + m) in [0, 1/3].
     exponent: Any = 0
@@ -168,7 +175,12 @@ def _minus_log(n: Tensor, ops: FloatOps) -> Tensor:
         exponent = exponent + shift
     m = ops.to_float64(n) * 2.0**-52
     s = (2.0 - m) / (2.0 + m)
-    return ops.to_float64(exponent) * _LN2 + s * _polynomial(_ATANH, s * s)
+    return ops.to_float64(exponent) * _LN2 + s * polynomial(_ATANH, s * s)
+
+
+def sine(t: Tensor) -> Tensor:
+    """Sine of pi/2 t for t in [-1, 1]."""
+    return t * polynomial(_SINE, t * t)
 
 
 def _rounded_sqrt(x: Tensor, ops: FloatOps) -> Tensor:
@@ -189,7 +201,7 @@ def _rounded_sqrt(x: Tensor, ops: FloatOps) -> Tensor:
     return root + residual / (2.0 * root + 1e-300)  # the small number only makes 0 / 0 a zero
 
 
-def _polynomial(coefficients: Sequence[float], y: Tensor) -> Tensor:
+def polynomial(coefficients: Sequence[float], y: Tensor) -> Tensor:
     """Horner's scheme; the first coefficient is the constant."""
     result = coefficients[-1] * y + coefficients[-2]
     for coefficient in reversed(coefficients[:-2]):

@@ -15,9 +15,12 @@ from hp_core.rules.spec import TensorSpec
 
 __all__: list[str] = []
 
-_UNARY = "abs exp log sqrt rsqrt reciprocal sign neg zero round floor ceil trunc sigmoid tanh erf"
+_UNARY = """
+    abs exp expm1 log log10 log1p log2 sqrt rsqrt reciprocal sign neg zero round floor ceil trunc frac sigmoid tanh erf erfc
+    lgamma acos asin atan cos cosh sin sinh tan clone
+"""
 _BINARY = "add sub mul div maximum minimum clamp_max clamp_min pow copy"
-_ROLES = {"add": ADDEND, "sub": ADDEND, "mul": FACTOR, "neg": FACTOR, "zero": FACTOR, "copy": ADDEND}
+_ROLES = {"add": ADDEND, "sub": ADDEND, "mul": FACTOR, "neg": FACTOR, "zero": FACTOR, "copy": ADDEND, "clone": FACTOR}
 
 
 @rule(" ".join(f"_foreach_{name}" for name in _UNARY.split()), "self")
@@ -62,8 +65,21 @@ def _foreach_norm(tensors, ord=2, dtype=None):  # type: ignore[no-untyped-def]
     return tuple(norms.unbind(0))
 
 
+@rule("_foreach_max", "self", decomposed=True)
+def _foreach_max(tensors):  # type: ignore[no-untyped-def]
+    """The largest element of each tensor."""
+    return tuple(tensor.max() for tensor in tensors)
+
+
+@rule("_foreach_mm", "self mat2", decomposed=True)
+def _foreach_mm(tensors, mat2):  # type: ignore[no-untyped-def]
+    """The matrix product of each pair."""
+    return tuple(first @ second for first, second in zip(tensors, mat2, strict=True))
+
+
 @rule("_fused_adam _fused_adamw", "self grads exp_avgs exp_avg_sqs max_exp_avg_sqs state_steps")
 @rule("_fused_sgd", "params grads momentum_buffer_list")
+@rule("_fused_adagrad", "self grads state_sums state_steps")
 def _fused(call: OpCall) -> Strategy:
     """Everything is elementwise in the parameters: all lists are cut like them."""
     parameters, *others = _tensor_lists(call)

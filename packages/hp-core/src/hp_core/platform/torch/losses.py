@@ -14,7 +14,14 @@ import torch.nn.functional as F
 from hp_core.platform.protocol import Group
 from hp_core.platform.torch.collectives import TorchCollectives
 
-__all__ = ["cross_entropy_cut_classes", "cross_entropy_share", "in_range", "nll_loss_share", "pointwise_loss_share"]
+__all__ = [
+    "cross_entropy_cut_classes",
+    "cross_entropy_share",
+    "in_range",
+    "loss_share",
+    "nll_loss_cut_classes",
+    "nll_loss_share",
+]
 
 _all_reduce = TorchCollectives().all_reduce
 
@@ -69,10 +76,10 @@ def nll_loss_share(
     return total / _total_weight(target, weight, ignore_index, log_probabilities.dtype, batch_group)
 
 
-def pointwise_loss_share(
+def loss_share(
     *operands: torch.Tensor, loss: str, names: tuple[str, ...], count: int, extra: dict[str, Any]
 ) -> torch.Tensor:
-    """This rank's share of the mean over `count` elements of an elementwise loss of torch.nn.functional."""
+    """This rank's share of the mean over `count` elements (or rows) of a loss of torch.nn.functional."""
     total: torch.Tensor = getattr(F, loss)(**dict(zip(names, operands, strict=True)), **extra, reduction="sum")
     return total / count
 
@@ -112,6 +119,50 @@ def cross_entropy_cut_classes(
     losses: torch.Tensor = _cut_classes(
         own, safe, valid, sample_weight, own_weight, label_smoothing, class_group, classes
     )
+    if reduction == "none":
+        return losses
+    if reduction == "sum":
+        return losses.sum()
+    denominator = sample_weight.sum()
+    if batch_group is not None:
+        denominator = denominator.clone()
+        _all_reduce(denominator, "sum", batch_group)
+    return losses.sum() / denominator
+
+
+def nll_loss_cut_classes(
+    log_probabilities: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    *,
+    reduction: str,
+    ignore_index: int,
+    batch_group: Group | None,
+    classes: tuple[int, int, int],
+) -> torch.Tensor:
+    """This rank's share of a negative log likelihood of which it holds some of the classes.
+
+    Args:
+        log_probabilities: [batch, own classes, ...] or [own classes].
+        target: [batch, ...] class indices of all classes.
+        weight: [all classes] or None.
+        reduction: "mean", "sum" or "none".
+        ignore_index: target that counts as no sample.
+        batch_group: ranks that share the samples, or None.
+        classes: first own class, one past the last, number of all classes.
+    """
+    start, stop, total_classes = classes
+    own = log_probabilities.movedim(1, -1) if log_probabilities.dim() > 1 else log_probabilities
+    valid = target != ignore_index
+    safe = torch.where(valid, target, 0)
+    in_range(safe, total_classes, f"nll_loss: a target (other than ignore_index={ignore_index})")
+    sample_weight = valid.to(own.dtype) if weight is None else torch.where(valid, weight[safe], 0).to(own.dtype)
+    mine = (safe >= start) & (safe < stop)
+    if stop > start:
+        picked = own.gather(-1, torch.where(mine, safe - start, 0).unsqueeze(-1)).squeeze(-1)
+    else:
+        picked = own.sum(-1)  # zeros, in the graph
+    losses = -torch.where(mine & valid, picked * sample_weight, 0)
     if reduction == "none":
         return losses
     if reduction == "sum":
@@ -186,12 +237,14 @@ class _CutClasses(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         probabilities, mine, index, sample_weight, valid, own_weight = ctx.saved_tensors
         smoothing = ctx.smoothing
-        scale = gradient.to(probabilities.dtype) * sample_weight * (1 - smoothing)
+        # a sample that doesn't count has no gradient, even where the mean over none makes it infinite
+        gradient = torch.where(valid, gradient.to(probabilities.dtype), 0)
+        scale = gradient * sample_weight * (1 - smoothing)
         result = probabilities * scale.unsqueeze(-1)
         if result.shape[-1]:
             result.scatter_add_(-1, index, torch.where(mine, -scale, 0).unsqueeze(-1))
         if smoothing:
-            share = (gradient.to(probabilities.dtype) * valid * (smoothing / ctx.total_classes)).unsqueeze(-1)
+            share = (gradient * (smoothing / ctx.total_classes)).unsqueeze(-1)
             result += share * (probabilities * ctx.all_weight - (1.0 if own_weight is None else own_weight))
         return result.to(ctx.dtype), None, None, None, None, None, None, None
 

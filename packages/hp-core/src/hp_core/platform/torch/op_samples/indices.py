@@ -1,0 +1,88 @@
+"""Samples of ops that pick by position, and of ops that run along one dim in order."""
+
+from __future__ import annotations
+
+from hp_core.platform.protocol import OpSample
+from hp_core.platform.torch.op_samples.calls import calls
+
+__all__ = ["SAMPLES"]
+
+SAMPLES: list[OpSample] = [
+    *calls("getitem", "x[1]; x[-1]; x[1, 2]; x[:, 1]", "5x3; 4x6"),
+    *calls("getitem", "x[1:3]; x[:, :2]; x[::2]; x[:]; x[:-1, 1:]; x[2:2]", "5x3"),
+    *calls("getitem", "x[None]; x[..., 0]; x[:, None]; x[..., None, :]; x[...]", "5x3; 2x4x3"),
+    *calls("select", "x.select(0, 1); x.select(-1, 0); torch.select(x, dim=1, index=-1)", "5x3"),
+    *calls("narrow", "x.narrow(0, 1, 2); torch.narrow(x, -1, 0, 2)", "5x3"),
+    *calls("index_select", "torch.index_select(x, 0, y)", "5x3 i5:4"),
+    *calls("index_select", "x.index_select(-1, y)", "5x3 i3:5"),
+    *calls("gather", "torch.gather(x, 1, y)", "5x3 i3:5x2; 5x3 i3:4x3; 4x6 i6:4x6"),
+    *calls("gather", "x.gather(0, y)", "5x3 i5:2x3; 5x3 i5:2x2"),
+    *calls("gather", "x.gather(dim=-1, index=y.unsqueeze(-1)).squeeze(-1)", "5x3 i3:5"),
+    # along a dim
+    *calls("flip", "x.flip(0); x.flip(0, 1); torch.flip(x, (1,)); x.flip([-1])", "5x3"),
+    *calls("roll", "x.roll(1, 0); x.roll((1, 2), (0, 1)); torch.roll(x, 2, -1); torch.roll(x, 2)", "5x3"),
+    *calls("tril", "x.tril(); torch.tril(x, diagonal=-1)", "5x3; 2x4x3"),
+    *calls("triu", "x.triu(1)", "5x3; 2x4x3"),
+    *calls("tril", "x.clone().tril_()", "5x3", inplace=True),
+    *calls("triu", "x.clone().triu_(1)", "5x3", inplace=True),
+    *calls("cumsum", "x.cumsum(0); torch.cumsum(x, dim=-1)", "5x3"),
+    *calls("cumsum", "x.clone().cumsum_(0)", "5x3", inplace=True),
+    *calls("cumprod", "x.cumprod(0)", "p:5x3"),
+    *calls("cumprod", "x.clone().cumprod_(0)", "p:5x3", inplace=True),
+    *calls("cummax", "x.cummax(0)", "5x3"),
+    *calls("cummin", "torch.cummin(x, dim=-1)", "5x3"),
+    *calls("logcumsumexp", "x.logcumsumexp(0)", "5x3"),
+    *calls("sort", "x.sort(); torch.sort(x, dim=0, descending=True)", "5x3"),
+    *calls("argsort", "x.argsort(); torch.argsort(x, dim=0, descending=True)", "5x3"),
+    *calls("topk", "x.topk(2); torch.topk(x, 2, dim=0); x.topk(1, dim=-1, largest=False)", "5x3"),
+    *calls("getitem", "x[1::2, ::3]; x[-3:-1]; x[True]; x[[0, 2]]; x[:, [1, 0, -1]]; x[[0, 1], [2, 0]]", "5x4"),
+    *calls("getitem", "x[y]; x[y, None]; x[:, y % 3]", "5x3 i5:4; 5x3 i5:-"),
+    *calls("getitem", "x[y, z]", "5x3 i5:4 i3:4"),
+    *calls("getitem", "x[y, :, z]", "2x4x3 i2:3 i3:3"),
+    *calls("getitem", "x[y]", "5x3 b:5x3; 5x3 b:5"),
+    *calls("take", "torch.take(x, y)", "5x3 i15:4"),
+    *calls("take_along_dim", "torch.take_along_dim(x, y, 1)", "5x3 i3:5x2; 5x3 i3:1x2"),
+    *calls("masked_select", "torch.masked_select(x, y)", "5x3 b:5x3; 5x3 b:3"),
+    *calls("nonzero", "x.nonzero(); x.nonzero(as_tuple=True)", "b:5x3"),
+    *calls("argwhere", "torch.argwhere(x)", "b:5x3"),
+    *calls("where", "torch.where(x)", "b:5x3"),
+    # writing
+    *calls(
+        "setitem", "written(x, 1, 2.5); written(x, (slice(None), 1), 3); written(x, [0, 3], 1)", "5x3", inplace=True
+    ),
+    *calls("setitem", "written(x, 1, y); written(x, slice(1, 4), y); written(x, ..., y)", "5x3 3", inplace=True),
+    *calls("setitem", "written(x, (slice(1, None), slice(0, 2)), y)", "5x3 4x2; 5x3 2", inplace=True),
+    *calls("setitem", "written(x, y, 2.0)", "5x3 i5:4; 5x3 b:5x3; 5x3 b:5", inplace=True),
+    *calls("setitem", "written(x, y.argsort(), z)", "f:5x3 i99:5 5x3; f:5x3 i99:5 3", inplace=True),
+    *calls("index_put", "x.index_put((y.argsort(),), z)", "5x3 i99:5 5x3"),
+    *calls("index_put", "x.index_put((y,), z, accumulate=True)", "5x3 i5:7 7x3; 5x3 i5:7 3"),
+    *calls("index_put", "x.clone().index_put_((y.argsort(),), z)", "f:5x3 i99:5 5x3", inplace=True),
+    *calls("scatter", "x.scatter(0, y.argsort(0), z)", "5x3 i99:5x3 5x3; 5x3 i99:5x2 5x2"),
+    *calls("scatter", "x.scatter(1, y, 2.0); torch.scatter(x, 1, y, value=1.0)", "5x3 i3:5x2"),
+    *calls("scatter", "x.clone().scatter_(1, y.argsort(1), z)", "f:5x3 i99:5x3 5x3", inplace=True),
+    *calls("scatter_add", "x.scatter_add(0, y, z); torch.scatter_add(x, -2, y, z)", "5x3 i5:4x3 4x3; 5x3 i5:7x2 7x2"),
+    *calls("scatter_add", "x.clone().scatter_add_(0, y, z)", "5x3 i5:4x3 4x3", inplace=True),
+    *calls("scatter_reduce", "x.scatter_reduce(0, y, z, 'sum'); x.scatter_reduce(0, y, z, 'amax')", "5x3 i5:4x3 4x3"),
+    *calls("scatter_reduce", "x.clone().scatter_reduce_(0, y, z, 'sum')", "5x3 i5:4x3 4x3", inplace=True),
+    *calls("index_add", "x.index_add(0, y, z); torch.index_add(x, 0, y, z, alpha=0.5)", "5x3 i5:4 4x3"),
+    *calls("index_add", "x.clone().index_add_(0, y, z)", "5x3 i5:4 4x3", inplace=True),
+    *calls("index_copy", "x.index_copy(0, y.argsort(), z)", "5x3 i99:5 5x3"),
+    *calls("index_copy", "x.clone().index_copy_(0, y.argsort(), z)", "f:5x3 i99:5 5x3", inplace=True),
+    *calls("index_fill", "x.index_fill(0, y, 2.0)", "5x3 i5:3"),
+    *calls("index_fill", "x.clone().index_fill_(1, y, 2.0)", "5x3 i3:2", inplace=True),
+    *calls("index_reduce", "x.index_reduce(0, y, z, 'amax')", "p:5x3 i5:4 p:4x3"),
+    *calls("index_reduce", "x.detach().clone().index_reduce_(0, y, z, 'mean')", "p:5x3 i5:4 p:4x3", inplace=True),
+    *calls("masked_scatter", "x.masked_scatter(y, z)", "5x3 b:5x3 15"),
+    *calls("masked_scatter", "x.clone().masked_scatter_(y, z)", "5x3 b:5x3 20", inplace=True),
+    *calls("select_scatter", "x.select_scatter(y, 0, 1)", "5x3 3"),
+    *calls("slice_scatter", "x.slice_scatter(y, 0, 1, 4)", "5x3 3x3"),
+    # searching and counting
+    *calls("unique", "x.unique(); x.unique(return_inverse=True, return_counts=True)", "i4:5x3"),
+    *calls("unique_consecutive", "torch.unique_consecutive(x)", "i2:9"),
+    *calls("bincount", "torch.bincount(x); x.bincount(minlength=9)", "i5:7"),
+    *calls("bincount", "torch.bincount(x, y)", "i5:7 n:7"),
+    *calls("histc", "torch.histc(x, 5, -1.0, 1.0); x.histc(4)", "n:5x3"),
+    *calls("searchsorted", "torch.searchsorted(x.sort()[0], y)", "n:7 n:5x3; n:5x3 n:5x2"),
+    *calls("bucketize", "torch.bucketize(x, y.sort()[0])", "n:5x3 n:7"),
+    *calls("msort", "x.msort()", "5x3"),
+]

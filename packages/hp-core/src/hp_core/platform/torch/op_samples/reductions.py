@@ -1,0 +1,76 @@
+"""Samples of reductions, norms and softmax."""
+
+from __future__ import annotations
+
+from hp_core.platform.protocol import OpSample
+from hp_core.platform.torch.op_samples.calls import calls, each
+
+__all__ = ["SAMPLES"]
+
+SIZES = "5x3; 4x6; 1x3; 2x4x3; -"
+
+SAMPLES: list[OpSample] = [
+    *each("sum mean norm", "x.OP()", SIZES),
+    *each("sum mean", "x.OP(0); x.OP(-1); x.OP(0, keepdim=True); x.OP((0, 1))", "5x3; 4x6; 1x3"),
+    *each("sum mean", "torch.OP(x, dim=1); x.OP(axis=1)", "5x3"),
+    *calls("sum", "x.sum(); x.sum(0)", "i9:5x3; b:5x3"),
+    *each("sum mean", "x.OP(dtype=torch.float64)", "i9:5x3"),
+    *calls("nansum", "x.nansum()", "5x3"),
+    *calls("count_nonzero", "x.count_nonzero(); torch.count_nonzero(x, dim=0)", "i3:5x3"),
+    *calls("mean", "(x - y).pow(2).mean()", "5x3 5x3"),
+    *each("amax amin", "torch.OP(x)", "5x3; -"),
+    *each("amax amin", "x.OP(); x.OP(0); x.OP(-1, keepdim=True); x.OP((0, 1))", "5x3; 4x6; 1x3; 2x4x3"),
+    *calls("amax", "x.round().amax()", "5x3"),
+    *calls("amin", "x.amin(0)", "i9:5x3"),
+    *each("max min", "x.OP()", "5x3; 4x6; 1x3; -; i9:5x3"),
+    *each("max min", "x.OP(0); x.OP(-1); torch.OP(x, dim=1, keepdim=True)", "5x3; 4x6"),
+    *each("max min", "torch.OP(x, y)", "5x3 3"),
+    *each("argmax argmin", "x.OP(); x.OP(0); x.OP(-1, keepdim=True)", "5x3"),
+    *calls("median", "x.median(); x.median(0)", "5x3"),
+    *each("all any", "x.OP(); x.OP(0); x.OP(-1)", "b:5x3"),
+    *calls("prod", "x.prod(); x.prod(0); x.prod(-1, keepdim=True)", "p:5x3"),
+    *each("var std", "x.OP(); x.OP(0); x.OP(-1, keepdim=True); torch.OP(x, dim=(0, 1))", "5x3"),
+    *each("var std", "x.OP(0, correction=0); x.OP(unbiased=False); x.OP(0, False); x.OP(-1, False, True)", "5x3"),
+    *calls("logsumexp", "x.logsumexp(0); torch.logsumexp(x, dim=-1, keepdim=True); x.logsumexp((0, 1))", "5x3"),
+    *calls("norm", "x.norm(1); x.norm(3); x.norm(float('inf')); x.norm(2.0, 0); torch.norm(x, p='fro')", "5x3"),
+    *calls("norm", "x.norm(dim=-1); torch.norm(x, 2, dim=0, keepdim=True)", "5x3"),
+    *calls("vector_norm", "torch.linalg.vector_norm(x)", "5x3; 4x6"),
+    *calls("vector_norm", "torch.linalg.vector_norm(x, 1); torch.linalg.vector_norm(x, float('inf'))", "5x3"),
+    *calls("vector_norm", "torch.linalg.vector_norm(x, ord=3, dim=(0,), keepdim=True)", "5x3"),
+    *calls("vector_norm", "torch.linalg.vector_norm(x, float('-inf')); torch.linalg.vector_norm(x, 0)", "5x3"),
+    *calls("normalize", "F.normalize(x, dim=-1); F.normalize(x, dim=0)", "5x3"),
+    *calls("allclose", "torch.allclose(x, y)", "n:5x3 n:5x3"),
+    *calls("softmax", "x.softmax(0); torch.softmax(x, dim=-1); F.softmax(x, dim=1)", "5x3; 4x6; 1x3"),
+    *calls("softmax", "F.softmax(x, dim=-1, dtype=torch.float64)", "5x3"),
+    *calls("log_softmax", "x.log_softmax(0); F.log_softmax(x, dim=-1)", "5x3"),
+    *calls("softmin", "F.softmin(x, dim=-1)", "5x3"),
+    *calls("glu", "F.glu(x)", "5x4"),
+    *calls("glu", "F.glu(x, dim=0)", "4x3"),
+    *calls("aminmax", "x.aminmax(); torch.aminmax(x, dim=0); x.aminmax(dim=-1, keepdim=True)", "5x3"),
+    *calls("extremum_share", "x.detach().amax(0)", "5x3"),
+    *calls("extremum_over_ranks", "x.amax(0)", "5x3"),
+    *each("var_mean std_mean", "torch.OP(x); torch.OP(x, 0); torch.OP(x, (0, 1), correction=2)", "5x3"),
+    *calls("nanmean", "x.nanmean(); x.nanmean(0); torch.nanmean(x, 1, True)", "5x3"),
+    *each("nanmedian", "x.OP(); x.OP(1, True)", "5x3"),
+    *calls("mode", "x.mode(0)", "i3:5x3"),
+    *calls("kthvalue", "x.kthvalue(2, 0)", "5x3"),
+    *each("quantile nanquantile", "x.OP(0.3); torch.OP(x, 0.5, dim=0)", "5x3"),
+    *calls("quantile", "torch.quantile(x, y, dim=0)", "5x3 u:2"),
+    *calls("prod", "x.round().prod(0)", "5x3"),
+    *each("sum prod", "x.OP(0)", "i4:5x3"),
+    *calls(
+        "linalg_norm",
+        "torch.linalg.norm(x); torch.linalg.norm(x, dim=-1); torch.linalg.norm(x, 2); torch.linalg.norm(x, 1, 0)",
+        "5x3",
+    ),
+    *calls("matrix_norm", "torch.linalg.matrix_norm(x); torch.linalg.matrix_norm(x, 1)", "5x3; 2x3x4"),
+    *calls("matrix_norm", "torch.linalg.matrix_norm(x, 2)", "5x3"),
+    *calls("dist", "torch.dist(x, y); x.dist(y, 1)", "5x3 5x3"),
+    *calls("pairwise_distance", "F.pairwise_distance(x, y)", "5x3 5x3"),
+    *calls("cosine_similarity", "F.cosine_similarity(x, y); torch.cosine_similarity(x, y, dim=0)", "5x3 5x3; 5x3 3"),
+    *calls("cdist", "torch.cdist(x, y)", "5x3 4x3; 2x5x3 4x3"),
+    *calls("pdist", "F.pdist(x)", "5x3"),
+    *calls("renorm", "x.renorm(2, 0, 1.0); torch.renorm(x, 1, 1, 2.0)", "5x3"),
+    *calls("renorm", "x.clone().renorm_(2, 0, 0.5)", "5x3", inplace=True),
+    *calls("softmax", "F.softmax(x, dim=0, dtype=torch.float64)", "i9:5x3"),
+]
