@@ -29,7 +29,9 @@ def _run_script(source: str, port: int) -> None:
     destroy_process_group()
 
 
-@pytest.mark.parametrize("path", [p for p in DOCUMENTS if python_blocks(p)], ids=lambda p: p.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize(
+    "path", [p for p in DOCUMENTS if python_blocks(p)], ids=lambda p: p.relative_to(ROOT).as_posix()
+)
 def test_blocks_run(path):
     """The blocks of one document run one after the other, as one script."""
     blocks = python_blocks(path)

@@ -11,6 +11,7 @@ from hp_core.dtensor.factories import empty as empty
 from hp_core.dtensor.factories import full as full
 from hp_core.dtensor.factories import ones as ones
 from hp_core.dtensor.factories import rand as rand
+from hp_core.dtensor.factories import randint as randint
 from hp_core.dtensor.factories import randn as randn
 from hp_core.dtensor.factories import zeros as zeros
 from hp_core.dtensor.initialize import init_empty_weights as init_empty_weights
@@ -45,7 +46,10 @@ from hp_core.process_group import get_rank as get_rank
 from hp_core.process_group import get_world_size as get_world_size
 from hp_core.process_group import init_process_group as init_process_group
 from hp_core.process_group import split_group as split_group
+from hp_core.random import get_rng_state as get_rng_state
 from hp_core.random import manual_seed as manual_seed
+from hp_core.random import recompute_contexts as recompute_contexts
+from hp_core.random import set_rng_state as set_rng_state
 from hp_core.redistribute import explain_redistribute as explain_redistribute
 from hp_core.redistribute import plan_redistribute as plan_redistribute
 from hp_core.redistribute import redistribute_cache_clear as redistribute_cache_clear
@@ -109,6 +113,7 @@ __all__ = [
     "get_platform",
     "get_process_group_ranks",
     "get_rank",
+    "get_rng_state",
     "get_world_size",
     "init_device_mesh",
     "init_empty_weights",
@@ -121,11 +126,14 @@ __all__ = [
     "parallelize_module",
     "plan_redistribute",
     "rand",
+    "randint",
     "randn",
+    "recompute_contexts",
     "record_collectives",
     "redistribute_cache_clear",
     "redistribute_cache_info",
     "register_sharding_rule",
+    "set_rng_state",
     "shard_module",
     "split_group",
     "unique_state_dict",

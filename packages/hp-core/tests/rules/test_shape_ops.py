@@ -10,6 +10,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from hp_core import Replicate, Shard, distribute_tensor, init_device_mesh
+from hp_core.testing import run_ranks
+
 RANKS = pytest.mark.parametrize("ranks", [2, 4])
 
 
@@ -164,3 +167,20 @@ def test_orders_and_diagonals(check_ops: Callable[..., None], ranks: int) -> Non
             ("diagflat", lambda x: torch.diagflat(x), "5"),
         ],
     )
+
+
+def growing_cache() -> list[str]:
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    value = torch.arange(24.0).view(4, 6)
+    faults = []
+    for placement in (Shard(0), Shard(1), Replicate()):
+        x = distribute_tensor(value, mesh, [placement], src_data_rank=None)
+        for dim in (0, 1):
+            grown = torch.cat([torch.cat([torch.tensor([]), x], dim=dim), x], dim=dim)
+            if grown.layout is not x.layout or not torch.equal(grown.full_tensor(), torch.cat([value, value], dim=dim)):
+                faults.append(f"{placement} {dim}: {grown.layout}")
+    return faults
+
+
+def test_a_cache_that_starts_as_an_empty_plain_tensor_grows() -> None:
+    assert run_ranks(2, growing_cache) == [[], []]

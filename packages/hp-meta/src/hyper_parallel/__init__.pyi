@@ -42,6 +42,7 @@ from hp_core import get_group_local_rank as get_group_local_rank
 from hp_core import get_platform as get_platform
 from hp_core import get_process_group_ranks as get_process_group_ranks
 from hp_core import get_rank as get_rank
+from hp_core import get_rng_state as get_rng_state
 from hp_core import get_world_size as get_world_size
 from hp_core import init_device_mesh as init_device_mesh
 from hp_core import init_empty_weights as init_empty_weights
@@ -54,11 +55,14 @@ from hp_core import ones as ones
 from hp_core import parallelize_module as parallelize_module
 from hp_core import plan_redistribute as plan_redistribute
 from hp_core import rand as rand
+from hp_core import randint as randint
 from hp_core import randn as randn
+from hp_core import recompute_contexts as recompute_contexts
 from hp_core import record_collectives as record_collectives
 from hp_core import redistribute_cache_clear as redistribute_cache_clear
 from hp_core import redistribute_cache_info as redistribute_cache_info
 from hp_core import register_sharding_rule as register_sharding_rule
+from hp_core import set_rng_state as set_rng_state
 from hp_core import shard_module as shard_module
 from hp_core import split_group as split_group
 from hp_core import unique_state_dict as unique_state_dict
@@ -108,6 +112,7 @@ __all__ = [
     "get_platform",
     "get_process_group_ranks",
     "get_rank",
+    "get_rng_state",
     "get_world_size",
     "init_device_mesh",
     "init_empty_weights",
@@ -120,11 +125,14 @@ __all__ = [
     "parallelize_module",
     "plan_redistribute",
     "rand",
+    "randint",
     "randn",
+    "recompute_contexts",
     "record_collectives",
     "redistribute_cache_clear",
     "redistribute_cache_info",
     "register_sharding_rule",
+    "set_rng_state",
     "shard_module",
     "split_group",
     "unique_state_dict",

@@ -17,7 +17,7 @@ __all__ = ["NAMES", "available", "lazy_names"]
 _PLACEMENTS = ("Partial", "Placement", "RaggedShard", "Replicate", "Shard")
 _MESH = ("DeviceMesh", "get_current_mesh", "init_device_mesh")
 _WEIGHTS = ("init_empty_weights", "init_on_device", "init_parameters")
-_FACTORIES = ("empty", "full", "ones", "rand", "randn", "zeros")
+_FACTORIES = ("empty", "full", "ones", "rand", "randint", "randn", "zeros")
 _DTENSOR = ("DTensor", "SkipDTensorDispatch", "distribute_module", "distribute_tensor")
 _STYLES = (
     "ColwiseParallel",
@@ -76,7 +76,10 @@ NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "get_rank",
             "get_world_size",
             "init_process_group",
+            "get_rng_state",
             "manual_seed",
+            "recompute_contexts",
+            "set_rng_state",
             "plan_redistribute",
             "record_collectives",
             "dispatch_cache_clear",

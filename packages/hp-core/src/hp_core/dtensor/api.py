@@ -96,6 +96,12 @@ class DTensorMethods:
         platform = get_platform()
         local_shape = platform.tensors.shape(local)
         resolved = layout_of(layout, placements, len(local_shape if shape is None else shape))
+        device = platform.tensors.device_type_of(local)
+        if device != resolved.mesh.device_type and resolved.mesh.device_type is not None and device != "meta":
+            raise LayoutError(
+                f"the local tensor is on a device of type {device!r}, but {resolved.mesh!r} is of type "
+                f"{resolved.mesh.device_type!r}; move the tensor, or make the mesh for {device!r}."
+            )
         if resolved.mesh.get_coordinate() is None:
             local = _nothing(local, local_shape, shape, resolved)
             local_shape = ABSENT_SHAPE

@@ -243,6 +243,8 @@ class OpPlan:
         """A rule that gives another shape or dtype than the dense op is a fault of the rule, and must not go on."""
         expected, self._expected = self._expected, None
         given = [(tuple(spec.shape), spec.dtype) for spec in specs]
+        if self._local is None:  # the op itself ran: its element types are right, whatever is told without values
+            given, expected = [(shape, None) for shape, _ in given], [(shape, None) for shape, _ in expected or ()]
         if given != expected:
             raise ShardingRuleError(
                 f"the sharding rule of {self._name} gives {given}, but the op gives {expected} of global tensors; the rule is "
@@ -389,9 +391,12 @@ def _plan(
     expected = _dense_outputs(name, function, args, kwargs)
     if isinstance(strategy, Composite):
         return CompositePlan(name, strategy.function, rule.parameters, copies_back=inplace)
-    active = frozenset(axis for layout in strategy.layouts for axis in layout.active_axes)
+    active = strategy.active
+    if active is None:
+        union = frozenset(axis for layout in strategy.layouts for axis in layout.active_axes)
+        active = (union,) * len(strategy.layouts)
     vary = tuple(
-        () if index in strategy.complete else tuple(sorted(active - layout.active_axes))
+        () if index in strategy.complete else tuple(sorted(active[index] - layout.active_axes))
         for index, layout in enumerate(strategy.layouts)
     )
     return OpPlan(strategy, call, vary, slots, expected)
@@ -498,7 +503,8 @@ def _from_native(local: Any, mesh: Any, placements: Any, shape: tuple[int, ...])
 
 def _refuse_plain_tensors(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """A plain tensor among DTensors has no layout. A number in tensor's clothing (0-d, no gradient) may pass, and so may an
-    empty one-dimensional tensor, with which caches start to be concatenated: it has nothing to lay out."""
+    empty one-dimensional tensor, with which caches start to be concatenated: it has nothing to lay out.
+    """
     is_tensor = get_platform().tensors.is_tensor
 
     def check(value: Any) -> None:

@@ -1,4 +1,4 @@
-"""New DTensors: `zeros`, `ones`, `empty`, `full`, `rand`, `randn`. Nothing is communicated."""
+"""New DTensors: `zeros`, `ones`, `empty`, `full`, `rand`, `randn`, `randint`. Nothing is communicated."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hp_core.mesh import DeviceMesh
 from hp_core.placement import Placement
 from hp_core.platform import get_platform
 from hp_core.platform.protocol import DType, Tensor
-from hp_core.random import random_like
+from hp_core.random import random_integers, random_like
 from hp_core.redistribute import program_for
 
 if TYPE_CHECKING:
     from hp_core.dtensor.api import DTensor
 
-__all__ = ["empty", "full", "ones", "rand", "randn", "zeros"]
+__all__ = ["empty", "full", "ones", "rand", "randint", "randn", "zeros"]
 
 Where = Layout | DeviceMesh | None
 Placements = Sequence[Placement] | None
@@ -112,6 +112,36 @@ def randn(
 ) -> DTensor:
     """A standard normal DTensor, the same global values for every layout and world size; arguments as for `zeros`."""
     return _random("normal", size, dtype, layout, device_mesh, placements, requires_grad)
+
+
+def randint(
+    low: int,
+    high: int,
+    size: Any,
+    *,
+    dtype: DType = None,
+    layout: Where = None,
+    device_mesh: Where = None,
+    placements: Placements = None,
+) -> DTensor:
+    """A DTensor of integers in [low, high), the same global values for every layout and world size.
+
+    Args:
+        low: the least integer.
+        high: one past the greatest.
+        size: the global shape.
+        dtype: element type; default 64-bit integers.
+        layout: as for `zeros`, like the rest.
+        device_mesh: the mesh.
+        placements: one per mesh axis; default replicated.
+
+    Raises:
+        ShardingRuleError: the interval is empty.
+    """
+    target, shape = _target(size, layout, device_mesh, placements)
+    dtype = get_platform().tensors.dtype_of_name("int64") if dtype is None else dtype
+    local = random_integers(_new(target, shape, dtype), target, shape, low, high)
+    return _finish(local, target.gradient, target, shape, False)
 
 
 def _random(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hp_core.errors import LayoutError
+from hp_core.geometry import Box, box_numel
 from hp_core.layout import Layout
 from hp_core.platform import get_platform
 from hp_core.platform.protocol import Tensor
@@ -86,11 +87,29 @@ def random_integers(empty: Tensor, layout: Layout, global_shape: tuple[int, ...]
 def _fill(empty: Tensor, layout: Layout, global_shape: tuple[int, ...], values: Callable[[Words], Any]) -> Tensor:
     tensors = get_platform().tensors
     seed, offset = next_offset()
-    index = global_indices(
-        layout.bounds(global_shape), global_shape, lambda start, stop: tensors.arange(start, stop, empty)
-    )
-    flat_index, flat = tensors.reshape(index, (-1,)), tensors.reshape(empty, (-1,))
-    count = tensors.shape(flat)[0]
-    for start in range(0, count, _PIECE):
-        flat[start : start + _PIECE] = values(philox_words(flat_index[start : start + _PIECE], seed, offset))
+    flat = tensors.reshape(empty, (-1,))
+    start = 0
+    for box in _pieces(layout.bounds(global_shape), _PIECE):
+        index = global_indices(box, global_shape, lambda low, high: tensors.arange(low, high, empty))
+        stop = start + box_numel(box)
+        flat[start:stop] = values(philox_words(tensors.reshape(index, (-1,)), seed, offset))
+        start = stop
     return empty
+
+
+def _pieces(box: Box, most: int) -> Iterator[Box]:
+    """Cut a box into boxes of at most `most` elements that follow each other in memory."""
+    if box_numel(box) <= most:
+        if box_numel(box):
+            yield box
+        return
+    (first, last), *rest = box
+    inner = box_numel(tuple(rest))
+    if inner <= most:
+        rows = most // inner
+        for row in range(first, last, rows):
+            yield ((row, min(row + rows, last)), *rest)
+    else:
+        for row in range(first, last):
+            for piece in _pieces(tuple(rest), most):
+                yield ((row, row + 1), *piece)

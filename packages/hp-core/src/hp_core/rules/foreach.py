@@ -49,7 +49,10 @@ def _foreach(call: OpCall) -> Strategy:
         pieces.append(solve(operands, [Output(result, shape)], pinned=0 if call.inplace else None))
     layouts = [piece.layouts[position] for position in range(len(lists)) for piece in pieces]
     layouts += [spec.layout.gradient for spec in lone]
-    return Strategy(tuple(layouts), tuple(piece.outputs[0] for piece in pieces))
+    # a replicated tensor varies only on the axes on which its own position is cut
+    own = [frozenset[int]().union(*(layout.active_axes for layout in piece.layouts)) for piece in pieces]
+    active = [*own * len(lists), *[frozenset[int]().union(*own)] * len(lone)]
+    return Strategy(tuple(layouts), tuple(piece.outputs[0] for piece in pieces), active=tuple(active))
 
 
 @rule("_foreach_norm", "self ord dtype", sees_floats=True, decomposed=True)
@@ -83,6 +86,11 @@ def _foreach_mm(tensors, mat2):  # type: ignore[no-untyped-def]
 def _fused(call: OpCall) -> Strategy:
     """Everything is elementwise in the parameters: all lists are cut like them."""
     parameters, *others = _tensor_lists(call)
+    for spec in (spec for specs in (parameters, *others) for spec in specs):
+        if spec.layout.is_partial():
+            raise ShardingRuleError(
+                f"{call.name}: a parameter, gradient or state has a pending reduction ({spec.layout}); call reduce_partial() on it."
+            )
     for specs in others:
         for own, spec in zip(parameters, specs, strict=True):
             if own.layout is not spec.layout:

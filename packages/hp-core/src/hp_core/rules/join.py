@@ -16,7 +16,7 @@ from hp_core.rules.view import ANY_PENDING
 __all__: list[str] = []
 
 
-@rule("cat concat concatenate", "tensors dim")
+@rule("cat", "tensors dim")
 def _cat(call: OpCall) -> Strategy:
     """All dims are cut alike in all. Along the joined dim one all-to-all gives each rank its part of the result."""
     real = [spec for spec in call.specs if tuple(spec.shape) != (0,)]

@@ -272,7 +272,7 @@ def _covariance(x: Any, correction: int = 1, fweights: Any = None, aweights: Any
         raise ShardingRuleError(
             "cov with weights has no rule; weight the rows and call cov without, or use .full_tensor()."
         )
-    rows = x.reshape(1, -1) if x.ndim < 2 else x
+    rows = (x.reshape(1, -1) if x.ndim < 2 else x).reduce_partial()
     centred = rows - rows.mean(1, keepdim=True)
     result = (centred @ centred.mH) / max(rows.shape[1] - correction, 0)
     return result.reshape(()) if x.ndim < 2 else result

@@ -146,6 +146,8 @@ class Strategy:
         bound: keyword arguments for it.
         complete: operands whose local gradient is already whole, so they never vary.
         check: called before each such call; for what depends on more than the call itself.
+        active: per operand, the mesh axes that the computation it takes part in is active on; None: those of all operands.
+            Lists of tensors, each position an op of its own, say so.
         detached: of an op that gives a view in the dense program: True if the local implementation copies, so that what is
             written to the result would be lost; False if the dense op itself copies for these arguments; None if it
             depends only on whether the first operand had to move.
@@ -157,6 +159,7 @@ class Strategy:
     bound: dict[str, Any] = field(default_factory=dict)
     complete: frozenset[int] = frozenset()
     check: Callable[[], None] | None = None
+    active: tuple[frozenset[int], ...] | None = None
     detached: bool | None = None
 
 

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import wrap_torch_function
 
+from hp_core.platform.torch.attention import attention_rows
+from hp_core.platform.torch.convolution import affine_grid, channelwise, convolution
 from hp_core.platform.torch.extrema import (
     aminmax_over_ranks,
     argument_over_ranks,
@@ -17,8 +19,6 @@ from hp_core.platform.torch.extrema import (
     selection_over_ranks,
 )
 from hp_core.platform.torch.index_ops import INDEX_OPS
-from hp_core.platform.torch.attention import attention_rows
-from hp_core.platform.torch.convolution import affine_grid, channelwise, convolution
 from hp_core.platform.torch.losses import (
     cross_entropy_cut_classes,
     cross_entropy_share,

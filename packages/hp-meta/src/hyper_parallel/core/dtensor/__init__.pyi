@@ -20,6 +20,7 @@ from hp_core import init_on_device as init_on_device
 from hp_core import init_parameters as init_parameters
 from hp_core import ones as ones
 from hp_core import rand as rand
+from hp_core import randint as randint
 from hp_core import randn as randn
 from hp_core import zeros as zeros
 
@@ -44,6 +45,7 @@ __all__ = [
     "init_parameters",
     "ones",
     "rand",
+    "randint",
     "randn",
     "zeros",
 ]

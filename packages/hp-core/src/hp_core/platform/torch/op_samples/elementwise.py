@@ -118,7 +118,6 @@ SAMPLES: list[OpSample] = [
     *calls("to", "x.to(torch.float32)", "h:5x3"),
     *calls("to", "x.to(y)", "i9:5x3 5x3"),
     *calls("type_as", "x.type_as(y)", "i9:5x3 5x3"),
-    *calls("type", "x.type(torch.int64)", "n:5x3"),
     *calls("double", "x.double()", "5x3; i9:5x3; s:5x3"),
     *calls("float", "x.float()", "s:5x3; h:5x3; i9:5x3"),
     *each("half bfloat16 long short", "x.OP()", "n:5x3"),
