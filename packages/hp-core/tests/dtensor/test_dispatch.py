@@ -159,13 +159,13 @@ def falls_back() -> list[str]:
         x = lay(VALUE, Shard(0)).requires_grad_()
         dense = VALUE.clone().requires_grad_()
         for _ in range(2):
-            result = torch.special.entr(x.abs() * 0.1)
+            result = torch.diff(x, dim=1)
             assert isinstance(result, DTensor)
             assert result.layout is x.layout
-            expected = torch.special.entr(dense.abs() * 0.1)
+            expected = torch.diff(dense, dim=1)
             torch.testing.assert_close(result.full_tensor(), expected)
-            result.sum().backward()
-            expected.sum().backward()
+            result.square().sum().backward()
+            expected.square().sum().backward()
         torch.testing.assert_close(x.grad.full_tensor(), dense.grad)
     finally:
         logger.removeHandler(handler)
@@ -176,16 +176,16 @@ def falls_back() -> list[str]:
 def test_an_op_without_a_rule_runs_as_torchs_own_and_says_so_once() -> None:
     for messages in run_ranks(2, falls_back):
         assert len(messages) == 1
-        assert "entr" in messages[0]
+        assert "diff" in messages[0]
         assert "framework's own distributed op" in messages[0]
 
 
 def no_rule() -> None:
-    torch.bincount(lay(torch.arange(4), Shard(0)))
+    torch.histogram(lay(torch.arange(4.0), Shard(0)), 3)
 
 
 def test_an_op_without_any_rule_names_op_layouts_and_remedy() -> None:
-    for message in assert_same_error(2, no_rule, ShardingRuleError, "bincount has no sharding rule"):
+    for message in assert_same_error(2, no_rule, ShardingRuleError, "histogram has no sharding rule"):
         assert "(4,) Layout[tp=2](tp)" in message
         assert "register_sharding_rule" in message
 
@@ -224,13 +224,91 @@ def own_op() -> None:
 
 
 def own_rule_by_name() -> None:
-    @register_sharding_rule("special_entr", "x")
+    @register_sharding_rule("trapezoid", "y")
     def rule(call: OpCall) -> Strategy:
-        labels = tuple(range(call.specs[0].ndim))
-        return solve([Operand(call.specs[0], labels)], [Output(labels)])
+        return solve([Operand(call.specs[0], ("rows", None))], [Output(("rows",))])
 
-    x = lay(VALUE.abs(), Shard(0))
-    torch.testing.assert_close(torch.special.entr(x).full_tensor(), torch.special.entr(VALUE.abs()))
+    x = lay(VALUE, Shard(0))
+    result = torch.trapezoid(x)
+    assert result.layout is x.layout
+    torch.testing.assert_close(result.full_tensor(), torch.trapezoid(VALUE))
+
+
+def wrong_rule() -> None:
+    @register_sharding_rule("cumulative_trapezoid", "y")
+    def rule(call: OpCall) -> Strategy:
+        return solve([Operand(call.specs[0], ("rows", "columns"))], [Output(("rows", "columns"))])
+
+    torch.cumulative_trapezoid(lay(VALUE, Shard(1)))
+
+
+def test_a_rule_that_gives_another_shape_than_the_op_is_refused() -> None:
+    assert_same_error(2, wrong_rule, ShardingRuleError, "the sharding rule of cumulative_trapezoid gives")
+
+
+def storm() -> list[str]:
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("hp_core")
+    logger.addHandler(handler)
+    try:
+        dispatch_cache_clear()
+        x = lay(VALUE, Replicate())
+        for step in range(300):
+            x.roll(step, 0)
+        for step in range(300):
+            x * float(step)
+    finally:
+        logger.removeHandler(handler)
+        dispatch_cache_clear()
+    return messages
+
+
+def test_a_storm_of_misses_is_told_once_with_what_differs() -> None:
+    for messages in run_ranks(2, storm):
+        [message] = messages
+        assert "roll has missed the cache of op plans 256 times" in message
+        assert "254 before, 255 now" in message
+
+
+def writes_in_place() -> list[str]:
+    faults = []
+    calls: dict[str, Callable[[Any], Any]] = {
+        "cumsum_": lambda t: t.cumsum_(0),
+        "cumprod_": lambda t: t.cumprod_(1),
+        "tril_": lambda t: t.tril_(),
+        "softplus": lambda t: t.mul_(2).cumsum_(1),
+    }
+    for name, call in calls.items():
+        expected = call(VALUE.clone())
+        for placement in (Shard(0), Shard(1), Replicate()):
+            leaf, dense = lay(VALUE, placement).requires_grad_(), VALUE.clone().requires_grad_()
+            target = leaf * 1
+            result = call(target)
+            if result is not target or target.layout is not leaf.layout:
+                faults.append(f"{name} {placement}: another tensor, or laid out {target.layout}")
+            if not torch.allclose(target.detach().full_tensor(), expected):
+                faults.append(f"{name} {placement}: values")
+            target.square().sum().backward()
+            call(dense * 1).square().sum().backward()
+            if not torch.allclose(leaf.grad.full_tensor(), dense.grad):  # type: ignore[arg-type]
+                faults.append(f"{name} {placement}: gradient")
+    return faults
+
+
+def test_an_in_place_op_that_must_move_its_target_writes_it_all_the_same() -> None:
+    assert run_ranks(2, writes_in_place) == [[], []]
+
+
+@pytest.mark.parametrize("call", ["x.apply_(abs)", "x.resize_(2, 2)", "x.transpose_(0, 1)", "x.squeeze_(0)", "x.fill_diagonal_(1.0)"])
+def test_a_write_that_no_rule_knows_of_is_refused(call: str) -> None:
+    assert_same_error(2, refused_write, ShardingRuleError, "in place", call)
+
+
+def refused_write(call: str) -> None:
+    x = lay(VALUE, Shard(0))
+    eval(call, {"x": x})
 
 
 @pytest.mark.parametrize("function", [own_op, own_rule_by_name], ids=lambda f: f.__name__)

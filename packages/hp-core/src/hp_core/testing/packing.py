@@ -7,6 +7,7 @@ meet the state that their package has on the rank.
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.machinery
 import io
 import os
@@ -51,9 +52,14 @@ def pack_call(fn: Callable[..., object], args: Sequence[object], kwargs: Mapping
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's, but code keeps the name of its file, so that tracebacks of ranks show source lines."""
+    """cloudpickle's, but code keeps the name of its file, so that tracebacks of ranks show source lines.
+
+    A module of a class of its own (`torch.ops`, say, which a name in the function's code may refer to) goes by its name.
+    """
 
     def reducer_override(self, obj: object) -> Any:
+        if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
+            return importlib.import_module, (obj.__name__,)
         if isinstance(obj, CodeType):
             make, arguments = self.dispatch_table[CodeType](obj)[:2]
             return make, tuple(obj.co_filename if value == "<dynamic-code>" else value for value in arguments)
