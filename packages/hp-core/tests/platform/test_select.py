@@ -37,13 +37,3 @@ def test_order_of_preference(wanted, imported, installed, expected):
 def test_refusals_name_the_remedy(wanted, installed, message):
     with pytest.raises(PlatformError, match=message):
         choose(wanted, set(), installed)
-
-
-def test_a_platform_that_is_not_there_yet(monkeypatch):
-    from hp_core.platform import select
-
-    monkeypatch.setattr(select, "_chosen", None)
-    monkeypatch.setattr(select, "_installed", lambda: BOTH)
-    monkeypatch.setenv("HYPER_PARALLEL_PLATFORM", "mindspore")
-    with pytest.raises(PlatformError, match="mindspore platform is not part of this version"):
-        select.get_platform()

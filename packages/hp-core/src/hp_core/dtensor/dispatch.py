@@ -514,7 +514,7 @@ def _refuse_plain_tensors(name: str, args: tuple[Any, ...], kwargs: dict[str, An
         elif (
             is_tensor(value)
             and type(value) is not _DTensor
-            and ((value.ndim and tuple(value.shape) != (0,)) or value.requires_grad)
+            and ((value.ndim and tuple(value.shape) != (0,)) or _requires_grad(value))
         ):
             raise LayoutError(
                 f"{name} got a plain tensor of shape {tuple(value.shape)} among DTensors. Say how it lies: "
@@ -542,7 +542,7 @@ def _key(value: Any) -> Any:
     if isinstance(value, DTensorMethods):
         raise TypeError  # a subclass, or the first call before the class is known: no cached plan
     return (
-        (kind, value) if not hasattr(value, "shape") else (kind, tuple(value.shape), value.dtype, value.requires_grad)
+        (kind, value) if not hasattr(value, "shape") else (kind, tuple(value.shape), value.dtype, _requires_grad(value))
     )
 
 
@@ -635,6 +635,10 @@ def _written(target: Any) -> Any:
         return None
     target._forget()
     return target
+
+
+def _requires_grad(value: Any) -> bool:
+    return get_platform().autograd.requires_grad(value)
 
 
 _new_dtensor: Callable[[type, Any, Any], Any]

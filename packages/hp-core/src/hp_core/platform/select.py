@@ -25,19 +25,12 @@ def get_platform() -> Platform:
     """The platform of this process, resolved on the first call.
 
     Raises:
-        PlatformError: no framework is installed, or the one asked for is unknown or not supported yet.
+        PlatformError: no framework is installed, or the one asked for is unknown, isn't installed, or can't be imported.
     """
     global _chosen
     if _chosen is None:
         name = choose(os.environ.get(_VARIABLE), set(sys.modules), _installed())
-        try:
-            module = importlib.import_module(f"hp_core.platform.{name}")
-        except ModuleNotFoundError as error:
-            if error.name != f"hp_core.platform.{name}":
-                raise
-            raise PlatformError(
-                f"the {name} platform is not part of this version of hp-core; install torch and set {_VARIABLE}=torch."
-            ) from error
+        module = importlib.import_module(f"hp_core.platform.{name}")
         _chosen = module.create_platform()
     return _chosen
 

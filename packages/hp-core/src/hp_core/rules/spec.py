@@ -45,7 +45,7 @@ class TensorSpec:
         return self
 
     def __repr__(self) -> str:
-        return f"{tuple(self.shape)} {str(self.dtype).removeprefix('torch.')} {self.layout}"
+        return f"{tuple(self.shape)} {get_platform().tensors.dtype_name(self.dtype)} {self.layout}"
 
 
 _interned: dict[tuple[Layout, tuple[int, ...], DType], TensorSpec] = {}

@@ -47,7 +47,6 @@ SAMPLES: list[OpSample] = [
         "x.movedim(0, 2); x.movedim(-1, 0); x.movedim((0, 1), (1, 2)); torch.moveaxis(x, 0, 1)",
         "2x4x3",
     ),
-    *calls("detach", "x.detach()", "5x3"),
     *calls("alias", "torch.ops.aten.alias(x)", "5x3"),
     *calls("expand", "x.expand(5, 3)", "5x3; 1x3; 5x1; 3; 1; -"),
     *calls("expand", "x.expand(2, -1, 3)", "5x3; 5x1"),
