@@ -25,7 +25,7 @@ test    lint, types, docs, wheels and all tests, as CI runs them
 """
 
 # The tests come last, so that a run ends with their summary.
-SESSIONS = ["lint", "typecheck", "docs", "wheel_smoke", "tests"]
+SESSIONS = ["lint", "typecheck", "docs", "wheel_smoke", "tests_mindspore", "tests"]
 
 
 def main(arguments: list[str]) -> int:

@@ -27,6 +27,8 @@ nox.options.error_on_missing_interpreters = False
 nox.options.sessions = ["lint", "typecheck", "tests"]
 
 CONSTRAINTS = str(ROOT / "build" / "constraints.txt")
+# MindSpore needs NumPy below 2, so its tests have an environment, and pins, of their own.
+MINDSPORE_CONSTRAINTS = str(ROOT / "build" / "constraints-mindspore.txt")
 SETTINGS = nox.project.load_toml(str(ROOT / "pyproject.toml"))
 PACKAGES = discover()
 DIST = ROOT / "dist"
@@ -40,6 +42,24 @@ WORKSPACE = "workspace"
 def tests(session: nox.Session, package: str) -> None:
     """Run the tests of every package, of one, `tests(hp-core)`, or those that cross packages, `tests(workspace)`."""
     _pytest(session, ROOT / "tests" if package == WORKSPACE else PACKAGES[package].tests)
+
+
+@nox.session(venv_backend="none")
+def tests_mindspore(session: nox.Session) -> None:
+    """Run the tests of the MindSpore platform, in an environment of their own."""
+    python = _mindspore(session)
+    for package in PACKAGES.values():
+        folder = package.folder / "tests_mindspore"
+        if folder.exists():
+            session.run(
+                python,
+                "-m",
+                "pytest",
+                str(folder.relative_to(ROOT)),
+                *session.posargs,
+                external=True,
+                env={"OMP_NUM_THREADS": "1", "HYPER_PARALLEL_PLATFORM": "mindspore"},
+            )
 
 
 @nox.session(python=["3.10", "3.12", "3.13"])
@@ -140,6 +160,16 @@ def train(session: nox.Session) -> None:
     session.run(*launcher, *arguments, external=True, env={"OMP_NUM_THREADS": "1"})
 
 
+@nox.session(venv_backend="none")
+def train_mindspore(session: nox.Session) -> None:
+    """Train the example's language model with MindSpore on 2 ranks; arguments after `--` go to the example."""
+    python = _mindspore(session)
+    launcher = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    arguments = ["examples/train_lm_mindspore.py", "--mesh", "tp=2", "--check", *session.posargs]
+    environment = {"OMP_NUM_THREADS": "1", "HYPER_PARALLEL_PLATFORM": "mindspore"}
+    session.run(*launcher, *arguments, external=True, env=environment)
+
+
 def _pytest(session: nox.Session, folder: Path) -> None:
     python = _development(session)
     # Distributed tests start their ranks themselves, and four ranks share a few cores.
@@ -165,17 +195,37 @@ def _development(session: nox.Session) -> str:
     return python
 
 
+def _mindspore(session: nox.Session) -> str:
+    """The interpreter of the environment with MindSpore, made or brought up to date first where needed."""
+    if not (3, 10) <= sys.version_info[:2] <= (3, 11):
+        session.skip("MindSpore 2.10 has wheels for Python 3.10 and 3.11 only")
+    home = ROOT / ".nox" / "mindspore"
+    python = str(home / "bin" / "python")
+    if not Path(python).exists():
+        session.run(sys.executable, "-m", "virtualenv", "--quiet", str(home), external=True)
+    tools = nox.project.dependency_groups(SETTINGS, "mindspore")
+    _sync(session, python, home, list(tools), ("mindspore", "testing"), MINDSPORE_CONSTRAINTS)
+    return python
+
+
 def _install(session: nox.Session, *tools: str) -> None:
     """All packages, editable and without extras, and some tools, into the session's own environment."""
     home = Path(session.virtualenv.location)
     _sync(session, str(home / "bin" / "python"), home, list(tools), ())
 
 
-def _sync(session: nox.Session, python: str, home: Path, tools: list[str], extras: tuple[str, ...]) -> None:
+def _sync(
+    session: nox.Session,
+    python: str,
+    home: Path,
+    tools: list[str],
+    extras: tuple[str, ...],
+    constraints: str = CONSTRAINTS,
+) -> None:
     """Install packages and tools, unless nothing that decides what is installed has changed since the last time."""
     inputs = [
         ROOT / "pyproject.toml",
-        Path(CONSTRAINTS),
+        Path(constraints),
         *(package.folder / "pyproject.toml" for package in PACKAGES.values()),
     ]
     digest = hashlib.sha256(b"\0".join([repr((tools, extras)).encode(), *(path.read_bytes() for path in inputs)]))
@@ -183,10 +233,10 @@ def _sync(session: nox.Session, python: str, home: Path, tools: list[str], extra
     if stamp.exists() and stamp.read_text() == digest.hexdigest():
         return
     session.log(
-        f"bringing {home.name} up to date{' (the first time takes minutes: PyTorch)' if 'torch' in extras else ''}"
+        f"bringing {home.name} up to date{' (the first time takes minutes)' if {'torch', 'mindspore'} & set(extras) else ''}"
     )
     backends = sorted({requirement for package in PACKAGES.values() for requirement in package.build_requires})
-    pip = [python, "-m", "pip", "install", "--quiet", "--constraint", CONSTRAINTS]
+    pip = [python, "-m", "pip", "install", "--quiet", "--constraint", constraints]
     session.run(*pip, *backends, "editables", *tools, external=True)
     editable = [argument for package in PACKAGES.values() for argument in ("--editable", _with_extras(package, extras))]
     session.run(*pip, "--no-build-isolation", *editable, external=True)
