@@ -6,11 +6,15 @@ All bad combinations are found here, from the numbers alone, so that every rank 
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 from dataclasses import dataclass
 
 MESH_AXES = ("dp", "tp")
 DTYPES = ("float32", "float64", "bfloat16")
+ROTARY_BASE = 10_000.0
+NORM_EPSILON = 1e-5
 
 
 class ConfigError(ValueError):
@@ -85,6 +89,18 @@ class RunConfig:
     def mesh_text(self) -> str:
         """The mesh as the command line spells it, or `one process`."""
         return ",".join(f"{axis}={size}" for axis, size in self.mesh) or "one process"
+
+    def to_json(self) -> str:
+        """As text, for another process."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> RunConfig:
+        """The run that `to_json` wrote."""
+        values = json.loads(text)
+        values["sizes"] = ModelSizes(**values["sizes"])
+        values["mesh"] = tuple((axis, size) for axis, size in values["mesh"])
+        return RunConfig(**values)
 
     def axis_size(self, axis: str) -> int:
         """Size of a mesh axis; 1 where the mesh lacks it."""

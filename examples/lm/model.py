@@ -10,10 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .config import ModelSizes
-
-ROTARY_BASE = 10_000.0
-INIT_STD = 0.02
+from .config import NORM_EPSILON, ROTARY_BASE, ModelSizes
+from .weights import draw_matrices
 
 
 class Rotary(nn.Module):
@@ -85,9 +83,9 @@ class Block(nn.Module):
 
     def __init__(self, sizes: ModelSizes, dtype: torch.dtype) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(sizes.d_model, eps=1e-5, dtype=dtype)
+        self.attention_norm = nn.RMSNorm(sizes.d_model, eps=NORM_EPSILON, dtype=dtype)
         self.attention = Attention(sizes, dtype)
-        self.feed_forward_norm = nn.RMSNorm(sizes.d_model, eps=1e-5, dtype=dtype)
+        self.feed_forward_norm = nn.RMSNorm(sizes.d_model, eps=NORM_EPSILON, dtype=dtype)
         self.feed_forward = FeedForward(sizes, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -104,7 +102,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(sizes.vocabulary, sizes.d_model, dtype=dtype)
         self.blocks = nn.ModuleList(Block(sizes, dtype) for _ in range(sizes.layers))
-        self.norm = nn.RMSNorm(sizes.d_model, eps=1e-5, dtype=dtype)
+        self.norm = nn.RMSNorm(sizes.d_model, eps=NORM_EPSILON, dtype=dtype)
         self.head = nn.Linear(sizes.d_model, sizes.vocabulary, bias=False, dtype=dtype)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -117,19 +115,14 @@ class LanguageModel(nn.Module):
 
 
 def build_model(sizes: ModelSizes, dtype: torch.dtype, seed: int) -> LanguageModel:
-    """A fresh model whose weights depend only on its sizes, the dtype and the seed.
-
-    Projections that write to the residual stream start smaller by the root of their number (as in GPT-2), so that its
-    variance does not grow with depth.
-    """
-    generator = torch.Generator().manual_seed(seed)
+    """A fresh model whose weights depend only on its sizes, the dtype and the seed."""
     with torch.device("cpu"):
         model = LanguageModel(sizes, dtype)
-    for name, parameter in model.named_parameters():
-        if parameter.ndim == 2:
-            into_stream = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
-            std = INIT_STD / (2 * sizes.layers) ** 0.5 if into_stream else INIT_STD
-            nn.init.normal_(parameter, std=std, generator=generator)
+    matrices = {name: parameter for name, parameter in model.named_parameters() if parameter.ndim == 2}
+    shapes = [(name, tuple(parameter.shape)) for name, parameter in matrices.items()]
+    with torch.no_grad():
+        for name, values in draw_matrices(shapes, sizes.layers, dtype, seed):
+            matrices[name].copy_(values)
     return model
 
 

@@ -1,4 +1,4 @@
-"""How the model and its batches lie on a mesh: the only file of the example that knows of more than one process.
+"""How the model and its batches lie on a mesh, in words that mean the same on PyTorch and on MindSpore.
 
 `dp` replicates the parameters and shards the batch; `tp` shards the projections by tensor-parallel styles, and with
 sequence parallelism the residual stream along the sequence. Gradients need no wrapper: the library reduces them by the
@@ -7,14 +7,8 @@ law of gradients.
 
 from __future__ import annotations
 
-import importlib
-import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING
-
-import torch
-from torch import Tensor, nn
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 from hp_core import (
     ColwiseParallel,
@@ -25,59 +19,16 @@ from hp_core import (
     RowwiseParallel,
     SequenceParallel,
     Shard,
-    destroy_process_group,
     distribute_module,
     init_device_mesh,
-    init_process_group,
     loss_parallel,
     parallelize_module,
 )
 
-from .config import ConfigError, RunConfig
+from .config import RunConfig
 
 if TYPE_CHECKING:
     from hp_core.tensor_parallel import ParallelStyle
-
-
-def launched_world_size() -> int | None:
-    """How many processes the launcher (torchrun) started; None when this is a plain process."""
-    size = os.environ.get("WORLD_SIZE")
-    return None if size is None else int(size)
-
-
-def require_device(device: str) -> None:
-    """Refuses a device that this process can't use.
-
-    Raises:
-        ConfigError: Its package is missing or fails, or it sees none.
-    """
-    if device == "cpu":
-        return
-    try:
-        if device == "npu":
-            importlib.import_module("torch_npu")
-        available = torch.get_device_module(device).is_available()
-    except Exception as error:  # torch_npu fails in many ways where CANN is missing
-        raise ConfigError(
-            f"--device {device} can't be used ({error}): npu needs the package torch_npu and CANN's set_env.sh sourced"
-        ) from error
-    if not available:
-        raise ConfigError(f"--device {device}: PyTorch sees none in this process; use --device cpu")
-
-
-@contextmanager
-def mesh_of_this_job(config: RunConfig) -> Iterator[DeviceMesh | None]:
-    """The mesh of the launched job, with the process group open; None in a plain process, where everything is dense."""
-    if launched_world_size() is None:
-        yield None
-        return
-    init_process_group({"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}[config.device])
-    try:
-        if config.device != "cpu":
-            torch.get_device_module(config.device).set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        yield build_mesh(config)
-    finally:
-        destroy_process_group()
 
 
 def build_mesh(config: RunConfig) -> DeviceMesh:
@@ -86,7 +37,7 @@ def build_mesh(config: RunConfig) -> DeviceMesh:
     return init_device_mesh(config.device, sizes, mesh_dim_names=axes)
 
 
-def parallelize(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:
+def parallelize(model: Any, mesh: DeviceMesh, sequence_parallel: bool) -> None:
     """Makes every parameter and buffer a distributed tensor on the mesh, in place.
 
     Every rank must hold the same dense weights.
@@ -142,7 +93,7 @@ def local_positions(batch: int, mesh: DeviceMesh | None) -> range:
     return range(first, first + share)
 
 
-def distribute_batch(rows: Tensor, mesh: DeviceMesh | None) -> Tensor:
+def distribute_batch(rows: Any, mesh: DeviceMesh | None) -> Any:
     """Makes this rank's rows its part of the global batch; leaves them as they are without a mesh."""
     if mesh is None:
         return rows
@@ -155,7 +106,9 @@ def loss_context(mesh: DeviceMesh | None) -> AbstractContextManager[None]:
     return loss_parallel() if mesh is not None and "tp" in mesh.mesh_dim_names else nullcontext()
 
 
-def dense(tensor: Tensor) -> Tensor:
+def dense(tensor: Any) -> Any:
     """The whole tensor, detached, on every rank. All ranks must call it for a distributed tensor."""
-    tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if isinstance(tensor, DTensor):
+        return tensor.detach().full_tensor()
+    # a plain tensor of MindSpore is in no graph outside of the function that is differentiated
+    return tensor.detach() if hasattr(tensor, "detach") else tensor

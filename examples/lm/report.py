@@ -12,11 +12,12 @@ import resource
 import sys
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-import torch
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -30,11 +31,30 @@ from rich.progress import (
 
 from .config import RunConfig
 from .curve import draw_loss_curve
+from .step import StepResult
 from .text import Text
-from .trainer import StepResult
 
 LINE_EVERY = 10
 SPEED_WINDOW = 20
+
+
+def peak_resident_bytes() -> int:
+    """Highest resident memory of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+@dataclass(frozen=True)
+class Machinery:
+    """What a report says of the framework that runs the steps.
+
+    Attributes:
+        versions: Of the framework, by name.
+        peak_memory_bytes: Highest memory of this process so far: resident memory on `cpu`, allocated device memory elsewhere.
+    """
+
+    versions: Mapping[str, str]
+    peak_memory_bytes: Callable[[], int] = peak_resident_bytes
 
 
 class Report:
@@ -45,6 +65,7 @@ class Report:
         config: The run.
         text: What it learns from.
         parameters: Size of the model.
+        machinery: What runs it.
         done: Steps already done by the run that this one resumes; later lines of its metrics are dropped.
         console: Where to show it.
     """
@@ -55,10 +76,12 @@ class Report:
         config: RunConfig,
         text: Text,
         parameters: int,
+        machinery: Machinery,
         done: int = 0,
         console: Console | None = None,
     ) -> None:
         self.folder, self.config, self.done = folder, config, done
+        self._peak_memory_bytes = machinery.peak_memory_bytes
         self.console = console or Console(highlight=False)
         self.entropy = text.unigram_entropy()
         self.metrics_path, self.curve_path = folder / "metrics.jsonl", folder / "loss.png"
@@ -66,12 +89,12 @@ class Report:
         self._result: StepResult | None = None
         self._validation: float | None = None
         folder.mkdir(parents=True, exist_ok=True)
-        _write_config(folder / "config.json", config, text, self.entropy, parameters)
+        _write_config(folder / "config.json", config, text, self.entropy, parameters, machinery.versions)
         kept = [line for line in read_metrics(self.metrics_path) if int(line["step"]) <= done]
         self.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
         self._say(
-            f"text        {text.files} files of the standard library: {text.train.numel():,} bytes to train on, "
-            f"{text.validation.numel():,} to validate on"
+            f"text        {text.files} files of the standard library: {len(text.train):,} bytes to train on, "
+            f"{len(text.validation):,} to validate on"
         )
         self._say(f"            unigram entropy {self.entropy:.3f} nats per byte: what byte frequencies alone give")
         self._say(
@@ -121,7 +144,7 @@ class Report:
         """Records a step that has just ended."""
         self._times.append(time.perf_counter())
         self._result = result
-        speed, memory = self._tokens_per_second(), peak_memory_bytes(self.config.device)
+        speed, memory = self._tokens_per_second(), self._peak_memory_bytes()
         self._write(
             step=step,
             loss=result.loss,
@@ -161,7 +184,7 @@ class Report:
             self._say(f"loss        {self._result.loss:.3f} nats per byte")
         if self._validation is not None:
             self._say(f"validation  {self._validation:.3f} nats per byte, unigram entropy {self.entropy:.3f}")
-        self._say(f"memory      {peak_memory_bytes(self.config.device) / 2**20:,.0f} MiB at most, on rank 0")
+        self._say(f"memory      {self._peak_memory_bytes() / 2**20:,.0f} MiB at most, on rank 0")
         self._say(f"written     {self.folder}/: config.json, metrics.jsonl, loss.png")
 
 
@@ -181,14 +204,6 @@ class SilentReport:
         """Ignores a validation."""
 
 
-def peak_memory_bytes(device: str) -> int:
-    """Highest memory of this process so far: resident memory on `cpu`, allocated device memory elsewhere."""
-    if device != "cpu":
-        return int(torch.get_device_module(device).max_memory_allocated())
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
 def read_metrics(path: Path) -> list[dict[str, float]]:
     """The lines of a `metrics.jsonl`; none if there is no such file."""
     if not path.exists():
@@ -196,14 +211,16 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def _write_config(path: Path, config: RunConfig, text: Text, entropy: float, parameters: int) -> None:
+def _write_config(
+    path: Path, config: RunConfig, text: Text, entropy: float, parameters: int, versions: Mapping[str, str]
+) -> None:
     """Writes the run's configuration with what it depends on outside of the flags."""
     values = dataclasses.asdict(config) | {
         "mesh": dict(config.mesh),
         "parameters": parameters,
-        "text": {"files": text.files, "bytes": text.train.numel() + text.validation.numel(), "digest": text.digest},
+        "text": {"files": text.files, "bytes": len(text.train) + len(text.validation), "digest": text.digest},
         "unigram_entropy": entropy,
-        "torch": torch.__version__,
+        **versions,
         "python": sys.version.split()[0],
     }
     path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

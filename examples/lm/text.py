@@ -12,7 +12,8 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from .config import ConfigError
 
@@ -38,14 +39,14 @@ class Text:
     """The bytes to learn from and the bytes to measure on, from different files.
 
     Attributes:
-        train: uint8 `[bytes]`.
-        validation: uint8 `[bytes]`.
+        train: Of the files for training, one after the other.
+        validation: Of those for validation.
         files: How many files were read.
         digest: A fingerprint of all bytes: two runs with equal digests saw the same text.
     """
 
-    train: torch.Tensor
-    validation: torch.Tensor
+    train: bytes
+    validation: bytes
     files: int
     digest: str
 
@@ -54,10 +55,10 @@ class Text:
 
         What a model reaches that knows how often each byte occurs and nothing of what came before.
         """
-        share = torch.bincount(self.train.long(), minlength=256).double() / self.train.numel()
-        return float(-(share * share.clamp_min(1e-300).log()).sum())
+        share = np.bincount(np.frombuffer(self.train, np.uint8), minlength=256) / len(self.train)
+        return float(-(share * np.log(np.maximum(share, 1e-300))).sum())
 
-    def rows(self, split: str, seed: int, step: int, positions: range, sequence: int) -> torch.Tensor:
+    def rows(self, split: str, seed: int, step: int, positions: range, sequence: int) -> NDArray[np.int64]:
         """Some rows of one step's global batch: int64 `[len(positions), sequence + 1]`.
 
         Args:
@@ -68,8 +69,9 @@ class Text:
             sequence: Bytes to predict in a row; one more is returned, since inputs and targets are shifted by one.
         """
         source = self.train if split == "train" else self.validation
-        starts = [_number(f"{seed}/{split}/{step}/{position}") % (source.numel() - sequence) for position in positions]
-        return torch.stack([source[start : start + sequence + 1] for start in starts]).long()
+        starts = [_number(f"{seed}/{split}/{step}/{position}") % (len(source) - sequence) for position in positions]
+        rows = [np.frombuffer(source, np.uint8, sequence + 1, start) for start in starts]
+        return np.stack(rows).astype(np.int64)
 
 
 def load_standard_library(max_bytes: int, sequence: int) -> Text:
@@ -95,8 +97,8 @@ def load_standard_library(max_bytes: int, sequence: int) -> Text:
             f"raise --max-bytes ({max_bytes:,}) or use a Python installed with its sources"
         )
     return Text(
-        train=torch.frombuffer(train, dtype=torch.uint8),
-        validation=torch.frombuffer(validation, dtype=torch.uint8),
+        train=bytes(train),
+        validation=bytes(validation),
         files=files,
         digest=hashlib.sha256(bytes(train) + b"|" + bytes(validation)).hexdigest()[:16],
     )

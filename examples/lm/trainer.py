@@ -7,7 +7,6 @@ run that resumes goes on exactly as if it had not stopped.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,28 +15,11 @@ from torch import Tensor
 from .config import RunConfig
 from .model import build_model, next_byte_loss
 from .parallel import dense, distribute_batch, local_positions, loss_context, parallelize
+from .step import StepResult, learning_rate
 from .text import Text
 
 if TYPE_CHECKING:
     from hp_core import DeviceMesh
-
-FINAL_LR_SHARE = 0.1
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What a step shows.
-
-    Attributes:
-        loss: In nats per byte, before the step.
-        gradient_norm: Of the whole gradient before clipping; None without clipping.
-        lr: Learning rate of the step.
-    """
-
-    loss: float
-    gradient_norm: float | None
-    lr: float
-
 
 class Trainer:
     """The model, its optimizer and the steps of a run.
@@ -107,7 +89,8 @@ class Trainer:
     def _loss(self, split: str, step: int) -> Tensor:
         config = self.config
         positions = local_positions(config.batch, self.mesh)
-        rows = self.text.rows(split, config.seed, step, positions, config.sizes.sequence).to(config.device)
+        read = self.text.rows(split, config.seed, step, positions, config.sizes.sequence)
+        rows = torch.from_numpy(read).to(config.device)
         inputs, targets = distribute_batch(rows[:, :-1], self.mesh), distribute_batch(rows[:, 1:], self.mesh)
         return next_byte_loss(self.model(inputs), targets)
 
@@ -117,11 +100,3 @@ class Trainer:
         # As one list the norms of all sharded gradients are reduced in one message.
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip, foreach=True)
         return float(dense(norm))
-
-
-def learning_rate(config: RunConfig, step: int) -> float:
-    """Linear warm-up to `lr`, then half a cosine down to a tenth of it at the last step."""
-    if step <= config.warmup:
-        return config.lr * step / config.warmup
-    progress = (step - config.warmup) / max(1, config.steps - config.warmup)
-    return config.lr * (FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))

@@ -49,7 +49,7 @@ def second_step(mesh: str, sequence_parallel: bool) -> tuple[Sent, Sent, Sent]:
     trainer = Trainer(config, text, device_mesh)
     trainer.train_step(1)
     trainer.optimizer.zero_grad()
-    rows = text.rows("train", config.seed, 2, local_positions(BATCH, device_mesh), SEQUENCE)
+    rows = torch.from_numpy(text.rows("train", config.seed, 2, local_positions(BATCH, device_mesh), SEQUENCE))
     inputs, targets = distribute_batch(rows[:, :-1], device_mesh), distribute_batch(rows[:, 1:], device_mesh)
     with loss_context(device_mesh):
         with record_collectives() as forward:

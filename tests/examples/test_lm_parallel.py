@@ -9,7 +9,8 @@ import dataclasses
 from functools import lru_cache
 
 import pytest
-from lm.check import TOLERANCES, Trace, compare_runs, trace_run
+from lm.check import trace_run
+from lm.compare import TOLERANCES, Trace, compare_runs
 from lm.config import ModelSizes, RunConfig, parse_mesh
 from lm.parallel import build_mesh
 from lm.text import load_standard_library

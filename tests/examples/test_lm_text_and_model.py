@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from lm.config import ConfigError, ModelSizes, RunConfig
@@ -22,29 +23,27 @@ def text() -> Text:
 def test_the_text_is_the_same_each_time_and_capped(text: Text) -> None:
     again = load_standard_library(400_000, SIZES.sequence)
     assert again.digest == text.digest
-    assert text.train.numel() + text.validation.numel() == 400_000
+    assert len(text.train) + len(text.validation) == 400_000
     assert load_standard_library(300_000, SIZES.sequence).digest != text.digest
 
 
 def test_a_rank_that_reads_its_rows_gets_the_rows_of_the_global_batch(text: Text) -> None:
     whole = text.rows("train", seed=3, step=7, positions=range(8), sequence=32)
     parts = [text.rows("train", 3, 7, range(first, first + 2), 32) for first in range(0, 8, 2)]
-    assert torch.equal(torch.cat(parts), whole)
+    assert np.array_equal(np.concatenate(parts), whole)
     assert whole.shape == (8, 33)
-    assert not torch.equal(text.rows("train", 3, 8, range(8), 32), whole)
-    assert not torch.equal(text.rows("train", 4, 7, range(8), 32), whole)
+    assert not np.array_equal(text.rows("train", 3, 8, range(8), 32), whole)
+    assert not np.array_equal(text.rows("train", 4, 7, range(8), 32), whole)
 
 
 def test_rows_are_pieces_of_their_split(text: Text) -> None:
-    train, validation = bytes(text.train.tolist()), bytes(text.validation.tolist())
-    for row in text.rows("train", 0, 1, range(4), 32):
-        assert bytes(row.tolist()) in train
-    for row in text.rows("validation", 0, 1, range(4), 32):
-        assert bytes(row.tolist()) in validation
+    for split, source in (("train", text.train), ("validation", text.validation)):
+        for row in text.rows(split, 0, 1, range(4), 32):
+            assert bytes(row.tolist()) in source
 
 
 def test_unigram_entropy_of_known_frequencies() -> None:
-    four = torch.tensor([10, 20, 30, 40] * 5, dtype=torch.uint8)
+    four = bytes([10, 20, 30, 40] * 5)
     assert Text(four, four, files=1, digest="").unigram_entropy() == pytest.approx(math.log(4))
 
 
@@ -86,7 +85,7 @@ def test_weights_depend_on_the_seed_alone() -> None:
 
 
 def test_a_fresh_model_is_as_good_as_guessing(text: Text) -> None:
-    rows = text.rows("train", 0, 1, range(8), SIZES.sequence)
+    rows = torch.from_numpy(text.rows("train", 0, 1, range(8), SIZES.sequence))
     loss = next_byte_loss(build_model(SIZES, torch.float32, seed=0)(rows[:, :-1]), rows[:, 1:])
     assert loss.item() == pytest.approx(math.log(256), abs=0.1)
 

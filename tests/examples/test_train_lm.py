@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from lm.check import TOLERANCES
 from lm.checkpoint import find_start
+from lm.compare import TOLERANCES
 from lm.config import ModelSizes, RunConfig, parse_mesh
 from lm.parallel import build_mesh
 from lm.report import read_metrics

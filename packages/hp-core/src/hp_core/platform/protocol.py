@@ -480,6 +480,9 @@ class SampleOperand:
 class OpSamples(Protocol):
     """Calls of all ops that the framework has, and what comparing them with dense needs of it."""
 
+    record: str
+    """Where the golden record of these calls is kept, from the folder of hp-core in a source tree."""
+
     def table(self) -> tuple[OpSample, ...]:
         """All samples; operands and text of each are unlike any other's."""
 
@@ -494,8 +497,25 @@ class OpSamples(Protocol):
     def noise(self, like: Tensor, seed: int) -> Tensor:
         """Random values of the same shape and element type, equal for equal seeds."""
 
-    def backward(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Differentiate several outputs at once."""
+    def gradients(
+        self,
+        inputs: Sequence[Tensor],
+        differentiable: Sequence[bool],
+        run: Callable[[list[Tensor]], Sequence[tuple[Tensor, Tensor]]],
+    ) -> list[Tensor | None]:
+        """Differentiate a computation.
+
+        Args:
+            inputs: tensors without a place in the graph, DTensors or plain.
+            differentiable: for each, whether its gradient is wanted.
+            run: the computation, called once with the inputs; gives its outputs, each with the gradient to start from.
+
+        Returns:
+            The gradient of each input, of its own kind; None where no output depends on it or none is wanted.
+        """
+
+    def extremum(self, left: Tensor, right: Tensor, largest: bool) -> Tensor:
+        """The larger, or the smaller, of each two elements of plain tensors."""
 
     def differing(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[int]:
         """Numbers of the pairs of plain tensors that differ by more than rounding; those of integers, by anything."""

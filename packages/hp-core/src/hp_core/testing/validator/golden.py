@@ -70,8 +70,8 @@ class Difference:
 
 def default_folder() -> Path | None:
     """Where the record of a source tree is; None for an installed package, which has none."""
-    folder = Path(__file__).resolve().parents[4] / "tests" / "rules" / "golden"
-    return folder if folder.is_dir() else None
+    folder = Path(__file__).resolve().parents[4] / get_platform().op_samples().record
+    return folder if folder.parent.is_dir() else None
 
 
 class Golden:

@@ -146,33 +146,38 @@ class _Reference:
         self.refusal: str | None = None
         # random numbers are those of the global index, so a mesh of one rank draws what the dense op would
         alone = Layout((1,), ("alone",), [get_rank()]) if sample.draws else None
-        inputs = [
-            fresh_input(operand.tensor, operand.differentiable, alone, tuple(operand.tensor.shape))
-            for operand in self.operands
-        ]
-        try:
-            self.results = [plain(result) for result in self.call(inputs)]
-        except HyperParallelError as error:
-            self.refusal = kind_of(error)
-            return
-        tensors = get_platform().tensors
-        self.is_tensor = [tensors.is_tensor(result) for result in self.results]
-        self.weights = [
-            tools.noise(result, seed + index) if is_tensor and tensors.is_floating(result.dtype) else None
-            for index, (result, is_tensor) in enumerate(zip(self.results, self.is_tensor, strict=True))
-        ]
-        roots = [
-            (result, weight)
-            for result, weight, is_tensor in zip(self.results, self.weights, self.is_tensor, strict=True)
-            if is_tensor and result.requires_grad
-        ]
-        if roots:
-            tools.backward([result for result, _ in roots], [weight for _, weight in roots])
+        inputs = [fresh_input(operand.tensor, alone, tuple(operand.tensor.shape)) for operand in self.operands]
+        self.differentiable = [operand.differentiable for operand in self.operands]
+        platform = get_platform()
+        tensors = platform.tensors
+        self.results: list[Any] = []
+        self.is_tensor: list[bool] = []
+        self.weights: list[Any] = []
+        self.wants_gradient: list[bool] = []
+
+        def run(leaves: list[Any]) -> list[tuple[Tensor, Tensor]]:
+            try:
+                self.results = [plain(result) for result in self.call(leaves)]
+            except HyperParallelError as error:
+                self.refusal = kind_of(error)
+                return []
+            self.is_tensor = [tensors.is_tensor(result) for result in self.results]
+            self.wants_gradient = [
+                is_tensor and _has_gradient(result)
+                for result, is_tensor in zip(self.results, self.is_tensor, strict=True)
+            ]
+            self.weights = [
+                tools.noise(result, seed + index)
+                if is_tensor and tensors.is_floating(tensors.dtype(result))
+                else None
+                for index, (result, is_tensor) in enumerate(zip(self.results, self.is_tensor, strict=True))
+            ]
+            found = zip(self.results, self.weights, self.wants_gradient, strict=True)
+            return [(result, weight) for result, weight, wanted in found if wanted]
+
+        gradients = tools.gradients(inputs, self.differentiable, run)
         # None where no output depends on the operand: zeros then are as good
-        self.gradients = [None if tensor.grad is None else plain(tensor.grad) for tensor in inputs]
-        self.wants_gradient = [
-            is_tensor and result.requires_grad for result, is_tensor in zip(self.results, self.is_tensor, strict=True)
-        ]
+        self.gradients = [None if gradient is None else tensors.clone(plain(gradient)) for gradient in gradients]
         self._inputs: dict[tuple[int, Layout], Tensor] = {}
         self._parts: dict[tuple[str, int, Layout], Tensor] = {}
 
@@ -191,7 +196,7 @@ class _Reference:
             if local is None:
                 local = self._inputs[index, layout] = local_part(operand.tensor, layout)
             shape = tuple(operand.tensor.shape)
-            found.append(fresh_input(local, operand.differentiable, layout, shape))
+            found.append(fresh_input(local, layout, shape))
         return found
 
     def part(self, what: str, index: int, layout: Layout) -> Tensor:
@@ -248,7 +253,7 @@ class _Checks:
         # one message of all that is pending, each in a slot of equal size on all ranks
         by_dtype: dict[Any, list[_Pending]] = {}
         for entry in self._unreduced:
-            by_dtype.setdefault(entry[0].dtype, []).append(entry)
+            by_dtype.setdefault(tensors.dtype(entry[0]), []).append(entry)
         ranks = self._mesh.rank_list
         group = self._mesh.get_group(tuple(range(self._mesh.ndim)))
         for entries in by_dtype.values():
@@ -258,7 +263,7 @@ class _Checks:
             start = 0
             for local, _, _, size, _ in entries:
                 flat = tensors.reshape(local, (-1,))
-                tensors.narrow(own, 0, start, flat.shape[0]).copy_(flat)
+                tensors.paste(own, ((start, start + flat.shape[0]),), flat)
                 start += size
             everyone = tensors.zeros((len(ranks), sum(sizes)), like)
             platform.collectives.all_gather(everyone, own, group)
@@ -276,39 +281,50 @@ def _compare(
     reference: _Reference, combination: Combination, number: int, checks: _Checks, again: bool
 ) -> tuple[Sent, Sent] | str:
     """Run one combination forward and backward; returns what it sent, or how it was refused."""
-    inputs = reference.inputs(combination)
-    with record_collectives() as forward:
-        try:
-            outputs = reference.call(inputs)
-        except HyperParallelError as error:
-            if forward:
-                raise
-            return kind_of(error)
-    problems = _check_outputs(reference, outputs, number, checks)
-    if again and not problems:
-        problems = _check_second_call(reference, outputs, combination, number, checks)
-    if problems:
-        raise _DifferentError("; ".join(problems))
-
     tools = get_platform().op_samples()
-    roots, gradients = [], []
-    for index, output in enumerate(outputs):
-        if reference.wants_gradient[index]:
-            layout = output.layout
-            if any(reduce_op != "sum" for _, reduce_op in layout.partials):
-                # the derivative by a pending average or extremum is the local part's: finish it, to have the dense one
-                output = output.reduce_partial()
+    inputs = reference.inputs(combination)
+    refusals: list[str] = []
+    first: list[Any] = []
+    forward = CollectiveLog()
+    begun = 0
+
+    def run(leaves: list[Any]) -> list[tuple[Any, Any]]:
+        nonlocal forward, begun
+        with record_collectives() as forward:
+            try:
+                outputs = reference.call(leaves)
+            except HyperParallelError as error:
+                if forward:
+                    raise
+                refusals.append(kind_of(error))
+                return []
+        problems = _check_outputs(reference, outputs, number, checks)
+        if problems:
+            raise _DifferentError("; ".join(problems))
+        first[:] = outputs
+        pairs = []
+        for index, output in enumerate(outputs):
+            if reference.wants_gradient[index]:
                 layout = output.layout
-            weight = get_platform().tensors.clone(reference.part("weight", index, layout.gradient))
-            roots.append(output)
-            gradients.append(DTensorMethods.from_local(weight, layout.gradient, shape=tuple(output.shape)))
-    with record_collectives() as backward:
-        if roots:
-            tools.backward(roots, gradients)
-    problems = _check_gradients(reference, inputs, combination, number, checks)
+                if any(reduce_op != "sum" for _, reduce_op in layout.partials):
+                    # the derivative by a pending average or extremum is the local part's: finish it, to have the dense one
+                    output = output.reduce_partial()
+                    layout = output.layout
+                weight = get_platform().tensors.clone(reference.part("weight", index, layout.gradient))
+                pairs.append((output, DTensorMethods.from_local(weight, layout.gradient, shape=tuple(output.shape))))
+        begun = len(everything)
+        return pairs
+
+    with record_collectives() as everything:
+        gradients = tools.gradients(inputs, reference.differentiable, run)
+    if refusals:
+        return refusals[0]
+    problems = _check_gradients(reference, inputs, gradients, combination, number, checks)
+    if again and not problems:
+        problems = _check_second_call(reference, first, combination, number, checks)
     if problems:
         raise _DifferentError("; ".join(problems))
-    return _sent(forward), _sent(backward)
+    return _sent(forward), _sent(CollectiveLog(everything[begun:]))
 
 
 class _DifferentError(Exception):
@@ -336,8 +352,8 @@ def _check_outputs(reference: _Reference, outputs: Sequence[Any], number: int, c
             )
         elif _has_no_extremum(wanted) and any(op in ("max", "min") for _, op in output.layout.partials):
             problems.append(f"output {index} of {wanted.dtype} waits for an extremum in {output.layout.compact_str}")
-        elif output.requires_grad != wanted.requires_grad:
-            problems.append(f"output {index} {'needs a' if output.requires_grad else 'lost its'} gradient")
+        elif _has_gradient(output.to_local()) != reference.wants_gradient[index]:
+            problems.append(f"output {index} {'lost its' if reference.wants_gradient[index] else 'needs a'} gradient")
         else:
             layout = output.layout
             local = autograd.detach(output.to_local())
@@ -348,6 +364,12 @@ def _check_outputs(reference: _Reference, outputs: Sequence[Any], number: int, c
             else:
                 checks.equal(local, part, number, what)
     return problems
+
+
+def _has_gradient(tensor: Tensor) -> bool:
+    """Whether it takes part in gradients; a framework may say so of integers, too, where it means nothing."""
+    platform = get_platform()
+    return platform.autograd.requires_grad(tensor) and platform.tensors.is_floating(platform.tensors.dtype(tensor))
 
 
 def _has_no_extremum(tensor: Tensor) -> bool:
@@ -361,27 +383,37 @@ def _check_second_call(
     """The same call again plans nothing, and gives the same."""
     autograd = get_platform().autograd
     before = dispatch.dispatch_cache_info().misses
-    again = reference.call(reference.inputs(combination))
-    problems = []
-    if dispatch.dispatch_cache_info().misses != before:
-        problems.append("the second call was planned again")
-    for index, (first, second) in enumerate(zip(outputs, again, strict=True)):
-        if not reference.is_tensor[index]:
-            continue
-        if second.layout is not first.layout:
-            problems.append(f"the second call's output {index} is laid out {second.layout.compact_str}")
-        else:
-            local, wanted = autograd.detach(second.to_local()), autograd.detach(first.to_local())
-            checks.equal(local, wanted, number, f"the second call's output {index} differs")
+    problems: list[str] = []
+
+    def run(leaves: list[Any]) -> list[tuple[Any, Any]]:
+        again = reference.call(leaves)
+        if dispatch.dispatch_cache_info().misses != before:
+            problems.append("the second call was planned again")
+        for index, (first, second) in enumerate(zip(outputs, again, strict=True)):
+            if not reference.is_tensor[index]:
+                continue
+            if second.layout is not first.layout:
+                problems.append(f"the second call's output {index} is laid out {second.layout.compact_str}")
+            else:
+                local, wanted = autograd.detach(second.to_local()), autograd.detach(first.to_local())
+                checks.equal(local, wanted, number, f"the second call's output {index} differs")
+        return []
+
+    get_platform().op_samples().gradients(reference.inputs(combination), reference.differentiable, run)
     return problems
 
 
 def _check_gradients(
-    reference: _Reference, inputs: Sequence[Any], combination: Combination, number: int, checks: _Checks
+    reference: _Reference,
+    inputs: Sequence[Any],
+    gradients: Sequence[Any],
+    combination: Combination,
+    number: int,
+    checks: _Checks,
 ) -> list[str]:
     problems = []
     for index, (tensor, layout) in enumerate(zip(inputs, combination, strict=True)):
-        gradient, wanted = tensor.grad, reference.gradients[index]
+        gradient, wanted = gradients[index], reference.gradients[index]
         if gradient is None:
             if wanted is not None:
                 problems.append(f"gradient {index} is missing")

@@ -14,12 +14,10 @@ from hp_core.platform.protocol import Tensor
 __all__ = ["fresh_input", "gradient_part", "local_part", "own_part", "partners", "plain", "reduced"]
 
 
-def fresh_input(value: Tensor, differentiable: bool, layout: Layout | None, shape: tuple[int, ...]) -> Any:
-    """A fresh leaf: a DTensor in this layout, or the dense tensor."""
+def fresh_input(value: Tensor, layout: Layout | None, shape: tuple[int, ...]) -> Any:
+    """A copy outside of any graph: a DTensor in this layout, or the dense tensor."""
     tensor: Any = get_platform().tensors.clone(value)
-    if layout is not None:
-        tensor = DTensorMethods.from_local(tensor, layout, shape=shape)
-    return tensor.requires_grad_() if differentiable else tensor
+    return tensor if layout is None else DTensorMethods.from_local(tensor, layout, shape=shape)
 
 
 def plain(value: Any) -> Any:
@@ -36,6 +34,7 @@ def own_part(value: Tensor, layout: Layout) -> Tensor:
 def local_part(value: Tensor, layout: Layout) -> Tensor:
     """This rank's part of a value; where a reduction is pending, unequal parts that give it."""
     tools = get_platform().op_samples()
+    dtype = get_platform().tensors.dtype(value)
     coordinate = layout.mesh.require_coordinate(None)
     for axis, reduce_op in layout.partials:
         noise = tools.noise(value, axis)
@@ -44,9 +43,9 @@ def local_part(value: Tensor, layout: Layout) -> Tensor:
         elif reduce_op == "avg":
             value = 3 * value + noise if coordinate[axis] == 0 else -value - noise
         else:
-            below = (1 - _holds_extremum(value, axis, coordinate[axis])) * (1 + noise.abs())
+            below = (1 - _holds_extremum(value, axis, coordinate[axis])) * (1 + abs(noise))
             value = value - below if reduce_op == "max" else value + below
-    return own_part(value, layout)
+    return own_part(get_platform().tensors.cast(value, dtype), layout)
 
 
 def gradient_part(gradient: Tensor, layout: Layout) -> Tensor:
@@ -54,18 +53,20 @@ def gradient_part(gradient: Tensor, layout: Layout) -> Tensor:
 
     By a pending average or extremum it is the derivative by the local part: its share of the dense gradient.
     """
+    dtype = get_platform().tensors.dtype(gradient)
     coordinate = layout.mesh.require_coordinate(None)
     for axis, reduce_op in layout.partials:
         if reduce_op == "avg":
             gradient = gradient / layout.mesh.shape[axis]
         elif reduce_op in ("max", "min"):
             gradient = gradient * _holds_extremum(gradient, axis, coordinate[axis])
-    return own_part(gradient, layout)
+    return own_part(get_platform().tensors.cast(gradient, dtype), layout)
 
 
 def _holds_extremum(like: Tensor, axis: int, coordinate: int) -> Tensor:
     """One where this coordinate of an axis of two ranks holds the extremum, zero where the other does."""
-    first = (get_platform().op_samples().noise(like, 100 + axis) > 0) * 1
+    tensors = get_platform().tensors
+    first = tensors.cast(get_platform().op_samples().noise(like, 100 + axis) > 0, tensors.dtype(like))
     return first if coordinate == 0 else 1 - first
 
 
@@ -83,12 +84,9 @@ def partners(mesh: DeviceMesh, layout: Layout) -> list[int]:
 
 def reduced(parts: Sequence[Tensor], layout: Layout) -> Tensor:
     """What the parts of a tensor with pending reductions stand for."""
+    extremum = get_platform().op_samples().extremum
     reduce_op = layout.partials[0][1]
     total = parts[0]
     for part in parts[1:]:
-        if reduce_op in ("max", "min"):
-            larger = (part > total) == (reduce_op == "max")
-            total = part.where(larger, total)
-        else:
-            total = total + part
+        total = extremum(part, total, reduce_op == "max") if reduce_op in ("max", "min") else total + part
     return total / len(parts) if reduce_op == "avg" else total

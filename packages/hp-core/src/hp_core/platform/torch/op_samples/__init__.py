@@ -29,6 +29,8 @@ _RESHAPED = frozenset("as_strided detach squeeze t transpose unsqueeze".split())
 class TorchOpSamples:
     """See `hp_core.platform.protocol.OpSamples`."""
 
+    record = "tests/rules/golden"
+
     def table(self) -> tuple[OpSample, ...]:
         """All samples."""
         return _table()
@@ -46,9 +48,24 @@ class TorchOpSamples:
         """Random values of the same shape and element type."""
         return noise(like, seed)
 
-    def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
-        """Differentiate several outputs at once."""
-        torch.autograd.backward(list(outputs), list(gradients))
+    def gradients(
+        self,
+        inputs: Sequence[torch.Tensor],
+        differentiable: Sequence[bool],
+        run: Callable[[list[torch.Tensor]], Sequence[tuple[torch.Tensor, torch.Tensor]]],
+    ) -> list[torch.Tensor | None]:
+        """Gradients of the inputs by the outputs that `run` gives."""
+        leaves = [
+            tensor.requires_grad_() if wanted else tensor for tensor, wanted in zip(inputs, differentiable, strict=True)
+        ]
+        pairs = run(leaves)
+        if pairs:
+            torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
+        return [leaf.grad for leaf in leaves]
+
+    def extremum(self, left: torch.Tensor, right: torch.Tensor, largest: bool) -> torch.Tensor:
+        """The larger, or the smaller, of each two elements."""
+        return torch.maximum(left, right) if largest else torch.minimum(left, right)
 
     def differing(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[int]:
         """Numbers of the pairs that differ by more than rounding."""

@@ -1,7 +1,4 @@
-"""How the tables of samples are written: an op, its calls as Python text, and operands; all combinations become samples.
-
-The text of a call is what reports and the golden file show, so a sample needs no other name.
-"""
+"""What the calls in torch's tables of samples may use: torch itself, and functions of several steps."""
 
 from __future__ import annotations
 
@@ -13,50 +10,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hp_core.platform.protocol import OpSample
+from hp_core.platform.sample_table import SampleTable
 
 __all__ = ["calls", "each"]
-
-OPERANDS = "x y z w v u t s".split()
-"""Names of the operands in the text of a call, in order."""
-
-
-def calls(op: str, texts: str, operands: str, *, inplace: bool = False, draws: bool = False) -> list[OpSample]:
-    """Samples of one op.
-
-    Args:
-        op: canonical name.
-        texts: calls, separated by ";", in which the operands are called x, y, z, w, v, u, t, s. `torch`, `F`, `operator` and
-            the functions below may be used.
-        operands: what the operands are (see `OpSample`), alternatives separated by ";".
-        inplace: whether the calls write in place.
-        draws: whether the calls draw random numbers.
-    """
-    return [
-        OpSample(op, text, _function(text, len(given.split())), given, inplace, draws)
-        for text in _pieces(texts)
-        for given in _pieces(operands)
-    ]
-
-
-def each(ops: str, texts: str, operands: str, *, inplace: bool = False, draws: bool = False) -> list[OpSample]:
-    """The same samples of several ops (separated by blanks), whose name stands for OP in the text of the calls."""
-    return [
-        sample
-        for op in ops.split()
-        for sample in calls(op, texts.replace("OP", op), operands, inplace=inplace, draws=draws)
-    ]
-
-
-def _pieces(text: str) -> list[str]:
-    return [" ".join(piece.split()) for piece in text.split(";") if piece.strip()]
-
-
-def _function(text: str, count: int) -> Callable[..., Any]:
-    # The text is a constant of this package; written once, it is both the call and its name.
-    function: Callable[..., Any] = eval(f"lambda {', '.join(OPERANDS[:count])}: {text}", _NAMESPACE)
-    return function
-
 
 def written(x: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
     """A copy of `x` after `x[index] = value`."""
@@ -127,3 +83,7 @@ _NAMESPACE: dict[str, Any] = {
         for function in (written, augmented, changed, filled, adam_step, adagrad_step, sgd_step)
     },
 }
+
+_TABLE = SampleTable(_NAMESPACE)
+calls, each = _TABLE.calls, _TABLE.each
+"""Samples of one op, of several; calls may use `torch`, `F`, `operator`, `math` and the functions above."""

@@ -1,0 +1,1 @@
+"""Tests that need MindSpore; a package, so that they can share the oracle."""
