@@ -1,4 +1,4 @@
-"""Trains the language model of `train_lm.py` on MindSpore: the same text, the same words for the mesh, the same weights to start from.
+"""Trains the language model of `train_lm.py` on MindSpore: the same text, the same mesh words, the same initial weights.
 
     python examples/train_lm_mindspore.py                                                          one process
     msrun --worker_num=2 --local_worker_num=2 --join=True examples/train_lm_mindspore.py --mesh tp=2 --check --against-torch

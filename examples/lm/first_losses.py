@@ -1,6 +1,6 @@
 """Prints the first losses of a run on PyTorch, for a run on another framework to be compared with.
 
-    python -m lm.first_losses 5 < config.json              in the folder `examples`; the text of `RunConfig.to_json`
+python -m lm.first_losses 5 < config.json              in the folder `examples`; the text of `RunConfig.to_json`
 """
 
 from __future__ import annotations

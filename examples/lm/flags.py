@@ -20,12 +20,8 @@ _OPTIONS = (
     click.option("--heads", default=SIZES.heads, help="Attention heads."),
     click.option("--d-hidden", default=SIZES.d_hidden, help="Inner width of the feed-forward part."),
     click.option("--sequence", default=SIZES.sequence, help="Bytes in a sequence."),
-    click.option(
-        "--dtype", type=click.Choice(DTYPES), default=DEFAULTS.dtype, help="Of parameters and activations."
-    ),
-    click.option(
-        "--device", type=click.Choice(["cpu", "cuda", "npu"]), default=DEFAULTS.device, help="Where to run."
-    ),
+    click.option("--dtype", type=click.Choice(DTYPES), default=DEFAULTS.dtype, help="Of parameters and activations."),
+    click.option("--device", type=click.Choice(["cpu", "cuda", "npu"]), default=DEFAULTS.device, help="Where to run."),
     click.option("--steps", default=DEFAULTS.steps, help="Last step; 0 with --check only checks."),
     click.option("--batch", default=DEFAULTS.batch, help="Sequences in the global batch."),
     click.option("--seed", default=DEFAULTS.seed, help="Decides weights and batches."),
@@ -34,9 +30,7 @@ _OPTIONS = (
     click.option("--weight-decay", default=DEFAULTS.weight_decay, help="Of the matrices."),
     click.option("--clip", default=DEFAULTS.clip, help="Largest gradient norm; 0 turns clipping off."),
     click.option("--max-bytes", default=DEFAULTS.max_bytes, help="How much text to read."),
-    click.option(
-        "--eval-every", default=DEFAULTS.eval_every, help="Steps between validations; 0: at the end only."
-    ),
+    click.option("--eval-every", default=DEFAULTS.eval_every, help="Steps between validations; 0: at the end only."),
     click.option("--eval-batches", default=DEFAULTS.eval_batches, help="Batches of a validation."),
 )
 

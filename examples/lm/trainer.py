@@ -21,6 +21,7 @@ from .text import Text
 if TYPE_CHECKING:
     from hp_core import DeviceMesh
 
+
 class Trainer:
     """The model, its optimizer and the steps of a run.
 

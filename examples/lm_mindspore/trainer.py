@@ -108,9 +108,7 @@ class Trainer:
         config = self.config
         positions = local_positions(config.batch, self.mesh)
         rows = self.text.rows(split, config.seed, step, positions, config.sizes.sequence)
-        inputs, targets = (
-            distribute_batch(Tensor(part.copy()), self.mesh) for part in (rows[:, :-1], rows[:, 1:])
-        )
+        inputs, targets = (distribute_batch(Tensor(part.copy()), self.mesh) for part in (rows[:, :-1], rows[:, 1:]))
         loss = next_byte_loss(self.model(inputs), targets)
         return loss.full_tensor() if isinstance(loss, DTensor) else loss
 

@@ -301,7 +301,9 @@ def test_an_in_place_op_that_must_move_its_target_writes_it_all_the_same() -> No
     assert run_ranks(2, writes_in_place) == [[], []]
 
 
-@pytest.mark.parametrize("call", ["x.apply_(abs)", "x.resize_(2, 2)", "x.transpose_(0, 1)", "x.squeeze_(0)", "x.fill_diagonal_(1.0)"])
+@pytest.mark.parametrize(
+    "call", ["x.apply_(abs)", "x.resize_(2, 2)", "x.transpose_(0, 1)", "x.squeeze_(0)", "x.fill_diagonal_(1.0)"]
+)
 def test_a_write_that_no_rule_knows_of_is_refused(call: str) -> None:
     assert_same_error(2, refused_write, ShardingRuleError, "in place", call)
 

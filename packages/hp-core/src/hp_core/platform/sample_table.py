@@ -22,7 +22,9 @@ class SampleTable:
     def __init__(self, namespace: dict[str, Any]) -> None:
         self._namespace = namespace
 
-    def calls(self, op: str, texts: str, operands: str, *, inplace: bool = False, draws: bool = False) -> list[OpSample]:
+    def calls(
+        self, op: str, texts: str, operands: str, *, inplace: bool = False, draws: bool = False
+    ) -> list[OpSample]:
         """Samples of one op.
 
         Args:
@@ -38,7 +40,9 @@ class SampleTable:
             for given in _pieces(operands)
         ]
 
-    def each(self, ops: str, texts: str, operands: str, *, inplace: bool = False, draws: bool = False) -> list[OpSample]:
+    def each(
+        self, ops: str, texts: str, operands: str, *, inplace: bool = False, draws: bool = False
+    ) -> list[OpSample]:
         """The same samples of several ops (separated by blanks), whose name stands for OP in the text of the calls."""
         return [
             sample

@@ -167,9 +167,7 @@ class _Reference:
                 for result, is_tensor in zip(self.results, self.is_tensor, strict=True)
             ]
             self.weights = [
-                tools.noise(result, seed + index)
-                if is_tensor and tensors.is_floating(tensors.dtype(result))
-                else None
+                tools.noise(result, seed + index) if is_tensor and tensors.is_floating(tensors.dtype(result)) else None
                 for index, (result, is_tensor) in enumerate(zip(self.results, self.is_tensor, strict=True))
             ]
             found = zip(self.results, self.weights, self.wants_gradient, strict=True)

@@ -74,7 +74,9 @@ class MindSporeOpSamples:
                 pairs = ()
             depends.append(bool(pairs))
             outputs = [getattr(output, "_local", output) for output, _ in pairs] or list(locals_)
-            seeds = [getattr(seed, "_local", seed) for _, seed in pairs] or [np.zeros_like(as_array(x)) for x in locals_]
+            seeds = [getattr(seed, "_local", seed) for _, seed in pairs] or [
+                np.zeros_like(as_array(x)) for x in locals_
+            ]
             return seeded(outputs, seeds)
 
         own = [getattr(given[place], "_local", given[place]) for place in places]

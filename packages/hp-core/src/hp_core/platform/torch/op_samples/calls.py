@@ -14,6 +14,7 @@ from hp_core.platform.sample_table import SampleTable
 
 __all__ = ["calls", "each"]
 
+
 def written(x: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
     """A copy of `x` after `x[index] = value`."""
     x = x.clone()
