@@ -78,6 +78,11 @@ REDUCTIONS = [
     ("mean_dim", lambda x: mint.mean(x, -1, True), "5x6"),
     ("softmax", lambda x: F.softmax(x, dim=-1), "4x6"),
     ("softmax_first", lambda x: ops.softmax(x, axis=0), "4x6"),
+    (
+        "softmax_empty_pieces",
+        lambda x: ops.softmax(x, axis=0),
+        "2x4x3",
+    ),  # two axes cut a dim of two: half the ranks are empty
     ("log_softmax", lambda x: ops.log_softmax(x, axis=-1), "4x6"),
 ]
 
