@@ -7,27 +7,25 @@ that a step size that changes every step doesn't miss.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from hp_core.dtensor.api import DTensorMethods, dtensor_type
+from hp_core.dtensor.fallback import fall_back, near
 from hp_core.dtensor.gradients import operand_local
-from hp_core.errors import HyperParallelError, LayoutError, ShardingRuleError
-from hp_core.layout import Layout, from_placements
-from hp_core.mesh import as_mesh
+from hp_core.dtensor.operands import collect_dtensors, refuse_plain_tensors, replace_dtensors
+from hp_core.errors import HyperParallelError, ShardingRuleError
 from hp_core.miss_storm import MissStorm
 from hp_core.platform import get_platform
 from hp_core.process_group import on_destroy
-from hp_core.rules.registry import Rule, find_rule, nearest_names, on_change
+from hp_core.rules.registry import Rule, find_rule, on_change
 from hp_core.rules.rule import Composite, OpCall, OutsideRule, Strategy
 from hp_core.rules.spec import TensorSpec, spec_of
 from hp_core.rules.view import VIEW_OPS
 
 __all__ = ["DispatchCacheInfo", "SkipDTensorDispatch", "dispatch", "dispatch_cache_clear", "dispatch_cache_info"]
 
-_logger = logging.getLogger("hp_core")
 _MAX_PLANS = 1 << 16
 
 
@@ -46,7 +44,6 @@ _storm = MissStorm(
     "changes in every step as a tensor or a float.",
 )
 _sees_floats: set[Any] = set()
-_told: set[Any] = set()
 _handlers: dict[Any, Callable[..., Any] | None] = {}
 _skip_depth = 0  # how many contexts are open in any thread: the hot path asks the context variable only then
 _skip: ContextVar[bool] = ContextVar("skip_dtensor_dispatch", default=False)
@@ -346,12 +343,12 @@ def _first_time(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ke
         # the framework's own op would write to storage that this DTensor's layout says nothing of
         raise ShardingRuleError(
             f"{name}_ in place has no sharding rule; compute what it gives and x.copy_() it, work on x.to_local(), or register a "
-            f"rule with register_sharding_rule({name!r}, ...){_near(name)}."
+            f"rule with register_sharding_rule({name!r}, ...){near(name)}."
         )
     if inplace:
         _refuse_lost_write(_first(args, kwargs))  # told before whatever else is wrong with the target
     if rule is None:
-        return _fall_back(function, name, args, kwargs, None)
+        return fall_back(function, name, args, kwargs, None)
     if rule.decomposed and rule.inplace is not None and inplace is not rule.inplace:
         spelling, other = (f"{name}_", f"x.copy_(x.{name}(...))") if inplace else (name, f"x.{name}_(...)")
         raise ShardingRuleError(f"{spelling} has no rule on DTensors; write {other}.")
@@ -360,13 +357,13 @@ def _first_time(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ke
         return dispatch(function, args, kwargs)
     _misses += 1
     _storm.missed(function, name, key)
-    _refuse_plain_tensors(name, args, kwargs)
+    refuse_plain_tensors(name, args, kwargs)
     try:
         plan = _plan(rule, name, inplace, function, args, kwargs)
     except OutsideRule as error:
         if inplace:
             raise
-        return _fall_back(function, name, args, kwargs, error)
+        return fall_back(function, name, args, kwargs, error)
     if key is not None:
         if len(_plans) >= _MAX_PLANS:
             _plans.clear()
@@ -414,7 +411,7 @@ def _dense_outputs(
         return get_platform().ops.dense_outputs(function, args, kwargs)
     except Exception as error:
         operands: list[Any] = []
-        _collect((args, kwargs), operands)
+        collect_dtensors((args, kwargs), operands)
         told = ", ".join(repr(operand._spec) for operand in operands)
         message = f"{name}: {str(error) or type(error).__name__} Operands: {told}."
         try:
@@ -427,11 +424,11 @@ def _dense_outputs(
 def _on_locals(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The function on the local tensors, its result left plain."""
     operands: list[Any] = []
-    _collect(args, operands)
-    _collect(kwargs, operands)
+    collect_dtensors(args, operands)
+    collect_dtensors(kwargs, operands)
     locals_ = iter([operand._local for operand in operands])
-    local_args = _replace(args, locals_)
-    return function(*local_args, **_replace(kwargs, locals_))
+    local_args = replace_dtensors(args, locals_)
+    return function(*local_args, **replace_dtensors(kwargs, locals_))
 
 
 def _read(
@@ -451,79 +448,12 @@ def _read(
                     specs.append(inner._spec)
                 elif type(inner) in (list, tuple):
                     found: list[Any] = []
-                    _collect(inner, found)
+                    collect_dtensors(inner, found)
                     if found:
                         raise ShardingRuleError(f"{name}: DTensors in lists within lists have no rule.")
     bound = get_platform().ops.bind(args, kwargs, rule.parameters)
     arguments = {parameter: _visible(value, rule.sees_floats) for parameter, value in bound.items()}
     return OpCall(name, arguments, tuple(specs), inplace), tuple(slots)
-
-
-def _fall_back(
-    function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], reason: HyperParallelError | None
-) -> Any:
-    """The framework's own distributed op library, told of once per op; or an error that says what to do."""
-    operands: list[Any] = []
-    _collect(args, operands)
-    _collect(kwargs, operands)
-    layouts = ", ".join(f"{tuple(operand.shape)} {operand.layout}" for operand in operands)
-    why = f"{name} has no sharding rule" if reason is None else str(reason)
-    remedy = f"Register one with register_sharding_rule({name!r}, ...)"
-    remedy += _near(name)
-    try:
-        _refuse_plain_tensors(name, args, kwargs)
-        result = get_platform().fallback(function, args, kwargs, _from_native)
-    except HyperParallelError as error:
-        raise ShardingRuleError(
-            f"{why}, and it can't run as the framework's own distributed op: {error} Operands: {layouts}. {remedy}."
-        ) from error
-    except Exception as error:
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ShardingRuleError(
-            f"{why}, and the framework's own distributed op refused it ({type(error).__name__}: {text}). Operands: {layouts}. "
-            f"{remedy}, or call it on .to_local() / .full_tensor()."
-        ) from error
-    if result is NotImplemented:
-        raise ShardingRuleError(f"{why}. Operands: {layouts}. {remedy}, or call it on .to_local() / .full_tensor().")
-    if name not in _told:
-        _told.add(name)
-        _logger.info("%s: runs as the framework's own distributed op. Operands: %s", why, layouts)
-    return result
-
-
-def _near(name: str) -> str:
-    near = nearest_names(name)
-    return f" (nearest names: {', '.join(near)})" if near else ""
-
-
-def _from_native(local: Any, mesh: Any, placements: Any, shape: tuple[int, ...]) -> Any:
-    layout: Layout = from_placements(as_mesh(mesh), placements, len(shape))
-    return DTensorMethods.from_local(local, layout, shape=shape)
-
-
-def _refuse_plain_tensors(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A plain tensor among DTensors has no layout. A number in tensor's clothing (0-d, no gradient) may pass, and so may an
-    empty one-dimensional tensor, with which caches start to be concatenated: it has nothing to lay out.
-    """
-    is_tensor = get_platform().tensors.is_tensor
-
-    def check(value: Any) -> None:
-        if type(value) in (list, tuple):
-            for item in value:
-                check(item)
-        elif (
-            is_tensor(value)
-            and type(value) is not _DTensor
-            and ((value.ndim and tuple(value.shape) != (0,)) or _requires_grad(value))
-        ):
-            raise LayoutError(
-                f"{name} got a plain tensor of shape {tuple(value.shape)} among DTensors. Say how it lies: "
-                f"distribute_tensor(t, mesh, placements) if it is the global value, DTensor.from_local(t, mesh, placements) if "
-                f"it is this rank's part, or distribute_module(module, mesh) for parameters and buffers of a module."
-            )
-
-    for value in (*args, *kwargs.values()):
-        check(value)
 
 
 # -- arguments ------------------------------------------------------------------------------------------------------
@@ -569,29 +499,6 @@ def _visible(value: Any, sees_floats: bool) -> Any:
         return float
     if kind is list or kind is tuple:
         return kind(_visible(item, sees_floats) for item in value)
-    return value
-
-
-def _collect(value: Any, into: list[Any]) -> None:
-    kind = type(value)
-    if kind is _DTensor:
-        into.append(value)
-    elif kind is list or kind is tuple:
-        for item in value:
-            _collect(item, into)
-    elif kind is dict:
-        for item in value.values():
-            _collect(item, into)
-
-
-def _replace(value: Any, locals_: Any) -> Any:
-    kind = type(value)
-    if kind is _DTensor:
-        return next(locals_)
-    if kind is list or kind is tuple:
-        return kind(_replace(item, locals_) for item in value)
-    if kind is dict:
-        return {name: _replace(item, locals_) for name, item in value.items()}
     return value
 
 

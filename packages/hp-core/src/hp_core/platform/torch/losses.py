@@ -111,23 +111,12 @@ def cross_entropy_cut_classes(
     """
     start, stop, total_classes = classes
     own = logits.movedim(1, -1) if logits.dim() > 1 else logits
-    valid = target != ignore_index
-    safe = torch.where(valid, target, 0)
-    in_range(safe, total_classes, f"cross_entropy: a target (other than ignore_index={ignore_index})")
-    sample_weight = valid.to(own.dtype) if weight is None else torch.where(valid, weight[safe], 0).to(own.dtype)
+    valid, safe, sample_weight = _samples("cross_entropy", target, weight, ignore_index, total_classes, own.dtype)
     own_weight = None if weight is None or not label_smoothing else weight[start:stop].to(own.dtype)
     losses: torch.Tensor = _cut_classes(
         own, safe, valid, sample_weight, own_weight, label_smoothing, class_group, classes
     )
-    if reduction == "none":
-        return losses
-    if reduction == "sum":
-        return losses.sum()
-    denominator = sample_weight.sum()
-    if batch_group is not None:
-        denominator = denominator.clone()
-        _all_reduce(denominator, "sum", batch_group)
-    return losses.sum() / denominator
+    return _reduced(losses, sample_weight, reduction, batch_group)
 
 
 def nll_loss_cut_classes(
@@ -153,16 +142,35 @@ def nll_loss_cut_classes(
     """
     start, stop, total_classes = classes
     own = log_probabilities.movedim(1, -1) if log_probabilities.dim() > 1 else log_probabilities
-    valid = target != ignore_index
-    safe = torch.where(valid, target, 0)
-    in_range(safe, total_classes, f"nll_loss: a target (other than ignore_index={ignore_index})")
-    sample_weight = valid.to(own.dtype) if weight is None else torch.where(valid, weight[safe], 0).to(own.dtype)
+    valid, safe, sample_weight = _samples("nll_loss", target, weight, ignore_index, total_classes, own.dtype)
     mine = (safe >= start) & (safe < stop)
     if stop > start:
         picked = own.gather(-1, torch.where(mine, safe - start, 0).unsqueeze(-1)).squeeze(-1)
     else:
         picked = own.sum(-1)  # zeros, in the graph
     losses = -torch.where(mine & valid, picked * sample_weight, 0)
+    return _reduced(losses, sample_weight, reduction, batch_group)
+
+
+def _samples(
+    op: str,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    ignore_index: int,
+    total_classes: int,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Which targets count, the targets with a class that exists in place of the others, and the weight of each sample."""
+    valid = target != ignore_index
+    safe = torch.where(valid, target, 0)
+    in_range(safe, total_classes, f"{op}: a target (other than ignore_index={ignore_index})")
+    return valid, safe, valid.to(dtype) if weight is None else torch.where(valid, weight[safe], 0).to(dtype)
+
+
+def _reduced(
+    losses: torch.Tensor, sample_weight: torch.Tensor, reduction: str, batch_group: Group | None
+) -> torch.Tensor:
+    """The losses as they are, their sum, or this rank's share of their weighted mean over all samples."""
     if reduction == "none":
         return losses
     if reduction == "sum":
