@@ -111,3 +111,59 @@ def test_records_are_exact():
     assert inner == 1
     assert total == 192
     assert "all_gather: 1 calls, 96 bytes" in summary
+
+
+def test_gathers_and_reductions_over_gloo_may_overlap_and_lie_in_their_own_buffers():
+    def overlap():
+        import torch
+
+        from hp_core.platform import get_platform
+        from hp_core.process_group import group_of_ranks
+
+        group = group_of_ranks((0, 1, 2, 3))
+        calls = get_platform().collectives
+        rank = torch.distributed.get_rank()
+        whole = torch.zeros(4, 3)
+        whole[rank] = rank  # gathered in place
+        values = torch.arange(12.0) + rank  # reduced into its own place
+        many = [torch.full((8,), 10.0 * number + rank) for number in range(3)]
+        sums = [torch.empty(2) for _ in many]
+        note = torch.full((2,), -1.0)
+        works = [calls.all_gather(whole, whole[rank], group, async_op=True)]
+        works += [
+            calls.reduce_scatter(part, value, "avg", group, async_op=True)
+            for part, value in zip(sums, many, strict=True)
+        ]
+        works.append(calls.reduce_scatter(values.view(4, 3)[rank], values, "sum", group, async_op=True))
+        # a message of the user's own, on the same group at the same time
+        calls.exchange([(torch.full((2,), float(rank)), (rank + 1) % 4)], [(note, (rank - 1) % 4)], group)
+        for work in reversed(works):
+            work.wait()
+        nothing = torch.empty(0)
+        calls.all_gather(nothing, torch.empty(0), group)
+        calls.reduce_scatter(nothing, torch.empty(0), "sum", group)
+        return (
+            whole[:, 0].tolist(),
+            values.view(4, 3)[rank].tolist() == (4 * torch.arange(12.0).view(4, 3)[rank] + 6).tolist(),
+            [part.tolist() for part in sums],
+            note.tolist() == [float((rank - 1) % 4)] * 2,
+        )
+
+    expected = ([0.0, 1.0, 2.0, 3.0], True, [[10 * number + 1.5] * 2 for number in range(3)], True)
+    assert run_ranks(4, overlap) == [expected] * 4
+
+
+def test_half_precision_is_rounded_once_after_all_addends():
+    def reduce():
+        import torch
+
+        from hp_core.platform import get_platform
+        from hp_core.process_group import group_of_ranks
+
+        group = group_of_ranks((0, 1, 2, 3))
+        value = torch.full((4,), 256.0 if torch.distributed.get_rank() == 0 else 1.0, dtype=torch.bfloat16)
+        part = torch.empty(1, dtype=torch.bfloat16)
+        get_platform().collectives.reduce_scatter(part, value, "sum", group)
+        return part.item()
+
+    assert run_ranks(4, reduce) == [260.0] * 4  # 259; rounded after each addend it would stay 256

@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import (
 from hp_core.errors import CommTimeoutError, ProcessGroupError
 from hp_core.platform.protocol import Group, Work
 from hp_core.platform.recorder import CollectiveRecord, active_logs
+from hp_core.platform.torch.direct import direct_all_gather, direct_reduce_scatter, direct_transport
 from hp_core.platform.torch.ordered_bits import from_ordered_bits, ordered_bits
 
 __all__ = ["TorchCollectives"]
@@ -64,7 +65,12 @@ class TorchCollectives:
             output, source = _as_bytes(output), _as_bytes(source)
         elif output.shape[1:] != source.shape[1:] or not source.dim():
             output, source = output.view(-1), source.view(-1)
-        return _finish(native._allgather_base(output, source, _GATHER_OPTIONS), "all_gather", group, async_op)
+        transport = direct_transport(group) if source.is_cpu else None
+        if transport is not None and source.is_contiguous() and output.is_contiguous():
+            work = direct_all_gather(transport, output, source)
+        else:
+            work = native._allgather_base(output, source, _GATHER_OPTIONS)
+        return _finish(work, "all_gather", group, async_op)
 
     def reduce_scatter(
         self, output: torch.Tensor, source: torch.Tensor, reduce_op: str, group: Group, async_op: bool = False
@@ -78,6 +84,10 @@ class TorchCollectives:
             _refuse_device(source, group)
         if active_logs:
             _record("reduce_scatter", (group.size - 1) * output.nbytes, group, source, reduce_op)
+        transport = direct_transport(group) if source.is_cpu and reduce_op in ("sum", "avg") else None
+        if transport is not None and source.dtype in _EVERYWHERE and source.is_contiguous() and output.is_contiguous():
+            work = direct_reduce_scatter(transport, output, source, reduce_op)
+            return _finish(work, "reduce_scatter", group, async_op)
         wide, wide_output, after = _reducible(source, reduce_op, group, output)
         if wide.shape[1:] != wide_output.shape[1:] or not wide_output.dim():
             wide, wide_output = wide.view(-1), wide_output.view(-1)

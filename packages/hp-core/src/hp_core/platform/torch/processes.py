@@ -17,6 +17,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from hp_core.errors import ProcessGroupError
 from hp_core.platform.protocol import Group
+from hp_core.platform.torch.direct import leave_transports
 
 __all__ = ["BACKEND_OF_DEVICE", "TorchProcesses", "check_backend"]
 
@@ -70,6 +71,7 @@ class TorchProcesses:
 
     def destroy_world(self) -> None:
         """Leave the world."""
+        leave_transports()
         if dist.is_initialized():
             dist.destroy_process_group()
 
