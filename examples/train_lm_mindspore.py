@@ -2,6 +2,7 @@
 
     python examples/train_lm_mindspore.py                                                          one process
     msrun --worker_num=2 --local_worker_num=2 --join=True examples/train_lm_mindspore.py --mesh tp=2 --check --against-torch
+    torchrun --nproc-per-node 2 examples/train_lm_mindspore.py --mesh dp=2 --check --against-torch
 
 Reads top-down: the flags, the run, then the checks. What belongs to no framework is in `lm/`, the rest in `lm_mindspore/`.
 """
@@ -20,7 +21,7 @@ import click
 from lm.compare import TOLERANCES, compare_runs, say_difference
 from lm.config import ConfigError, RunConfig
 from lm.flags import config_of_flags, run_options, validate_check
-from lm.report import Report, SilentReport
+from lm.report import Report, SilentReport, watched
 from lm.text import Text, load_standard_library
 from lm_mindspore.check import torch_losses, trace_run
 from lm_mindspore.job import launched_world_size, machinery, mesh_of_this_job, require_device
@@ -55,23 +56,25 @@ def main(name: str, runs: Path, check: int | None, against_torch: int | None, **
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
     with mesh_of_this_job(config) as mesh:
-        if config.steps:
-            train(config, text, mesh, runs / name)
+        losses = train(config, text, mesh, runs / name) if config.steps else []
         agrees = check is None or check_against_one_process(config, text, mesh, check)
-        agrees &= against_torch is None or check_against_torch(config, text, mesh, against_torch)
+        agrees &= against_torch is None or check_against_torch(config, text, mesh, against_torch, losses)
     if not agrees:
         sys.exit(1)
 
 
-def train(config: RunConfig, text: Text, mesh: DeviceMesh | None, folder: Path) -> None:
-    """Runs the steps of a run and writes its files to `folder`."""
-    trainer = Trainer(config, text, mesh)
+def train(config: RunConfig, text: Text, mesh: DeviceMesh | None, folder: Path) -> list[float]:
+    """Runs the steps of a run and writes its files to `folder`; returns the losses."""
+    trainer, losses = Trainer(config, text, mesh), []
     about = (folder, config, text, trainer.parameter_count, machinery(config.device))
     with Report(*about) if get_rank() == 0 else SilentReport() as report:
         for step in range(1, config.steps + 1):
-            report.step(step, trainer.train_step(step))
+            result = trainer.train_step(step)
+            losses.append(result.loss)
+            report.step(step, result)
             if step == config.steps or (config.eval_every and step % config.eval_every == 0):
                 report.validation(step, trainer.validate())
+    return losses
 
 
 def check_against_one_process(config: RunConfig, text: Text, mesh: DeviceMesh | None, steps: int) -> bool:
@@ -83,16 +86,29 @@ def check_against_one_process(config: RunConfig, text: Text, mesh: DeviceMesh | 
     return say_difference(compare_runs(run, trace_run(config, text, steps)), config.dtype, say)
 
 
-def check_against_torch(config: RunConfig, text: Text, mesh: DeviceMesh | None, steps: int) -> bool:
-    """Compares the first losses with those of the same run on PyTorch; rank 0 does that and says the result."""
-    trainer = Trainer(config, text, mesh)
-    losses = [trainer.train_step(step).loss for step in range(1, steps + 1)]
+def check_against_torch(
+    config: RunConfig, text: Text, mesh: DeviceMesh | None, steps: int, losses: list[float]
+) -> bool:
+    """Compares the first losses with those of the same run on PyTorch; rank 0 does that and says the result.
+
+    Args:
+        config: The run.
+        text: What it learns from.
+        mesh: Where it ran; None for one process.
+        steps: How many losses.
+        losses: Those that the run gave; if they are fewer, the steps are run for this.
+    """
+    if len(losses) < steps:
+        trainer = Trainer(config, text, mesh)
+        losses = [trainer.train_step(step).loss for step in watched(range(1, steps + 1), "steps", get_rank() == 0)]
     if get_rank():
         return True
+    losses = losses[:steps]
     say(f"check       {steps} losses on {config.mesh_text} against one process on PyTorch:")
     wanted = torch_losses(config, steps)
+    say(f"{'':20}{'MindSpore':>11}{'PyTorch':>11}")
     for step, (ours, theirs) in enumerate(zip(losses, wanted, strict=True), 1):
-        say(f"            step {step}  {ours:.6f}  {theirs:.6f}")
+        say(f"            step {step:>3}{ours:>11.6f}{theirs:>11.6f}")
     difference = max(abs(ours - theirs) / theirs for ours, theirs in zip(losses, wanted, strict=True))
     agrees = difference <= TOLERANCES["float32"]
     say(f"            {'agrees' if agrees else 'DOES NOT AGREE'} to {TOLERANCES['float32']:.0e}: {difference:.1e}")

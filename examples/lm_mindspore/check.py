@@ -14,7 +14,10 @@ import numpy as np
 from lm.compare import Trace
 from lm.config import RunConfig
 from lm.parallel import dense
+from lm.report import watched
 from lm.text import Text
+
+from hp_core.process_group import get_rank
 
 from .trainer import Trainer
 
@@ -34,7 +37,9 @@ def trace_run(config: RunConfig, text: Text, steps: int, mesh: DeviceMesh | None
         names[id(parameter)]: _whole(gradient)
         for parameter, gradient in zip(trainer.optimizer.parameters, trainer.distributed(local), strict=True)
     }
-    losses = [trainer.train_step(step).loss for step in range(1, steps + 1)]
+    where = config.mesh_text if mesh is not None else "one process"
+    numbers = watched(range(1, steps + 1), f"            {where}", shown=get_rank() == 0)
+    losses = [trainer.train_step(step).loss for step in numbers]
     return Trace(losses, gradients, {name: _whole(parameter) for name, parameter in trainer.named_parameters()})
 
 
@@ -46,10 +51,10 @@ def torch_losses(config: RunConfig, steps: int) -> list[float]:
     """
     environment = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
     environment["HYPER_PARALLEL_PLATFORM"] = "torch"
+    environment["PYTHONPATH"] = os.pathsep.join([str(EXAMPLES), *filter(None, sys.path)])
     done = subprocess.run(
         [sys.executable, "-m", "lm.first_losses", str(steps)],
         input=dataclasses.replace(config, mesh=(), sequence_parallel=False).to_json(),
-        cwd=EXAMPLES,
         env=environment,
         capture_output=True,
         text=True,

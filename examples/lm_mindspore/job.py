@@ -23,11 +23,15 @@ def launched_world_size() -> int | None:
 
 
 def require_device(config: RunConfig) -> None:
-    """Makes MindSpore use the run's device.
+    """Makes MindSpore use the run's device, if all that the run asks for is there on it.
 
     Raises:
-        ConfigError: MindSpore knows no such device here, or not the element type on it.
+        ConfigError: MindSpore knows no such device here, or not the element type on it; or the run asks for what only
+            the example on PyTorch has.
     """
+    if config.fsdp or config.optimizer != "adamw":
+        flag = "--fsdp" if config.fsdp else f"--optimizer {config.optimizer}"
+        raise ConfigError(f"{flag}: only examples/train_lm.py, on PyTorch, has it; leave it out")
     if config.device not in TARGETS:
         raise ConfigError(f"--device {config.device}: on MindSpore this example runs on {' and '.join(TARGETS)}")
     if config.dtype != "float32" and config.device == "cpu":

@@ -165,8 +165,11 @@ class Processes(Protocol):
     def backend(self, group: Group | None) -> str:
         """Name of the communication backend of a group (default: of the world)."""
 
-    def new_group(self, ranks: tuple[int, ...]) -> Group:
-        """Make a group; called by its members only, and only by them."""
+    def new_group(self, ranks: tuple[int, ...], own: bool = False) -> Group:
+        """Make a group; called by its members only, and only by them.
+
+        With `own` it shares no queue with other groups of the same ranks.
+        """
 
 
 class Collectives(Protocol):
@@ -231,7 +234,11 @@ class TensorTools(Protocol):
         """Whether it is one of the framework's tensors (a DTensor is one)."""
 
     def shape(self, tensor: Tensor) -> tuple[int, ...]:
-        """Its shape, of a kind that `new_wrapper` takes without conversion."""
+        """Its shape, of a kind that `new_wrapper` takes without conversion.
+
+        Raises:
+            PlatformError: it is no tensor of this framework.
+        """
 
     def dtype(self, tensor: Tensor) -> DType:
         """Its element type."""
@@ -389,7 +396,11 @@ class ModuleTools(Protocol):
     """Walking and hooking the framework's modules."""
 
     def named_modules(self, module: Any) -> list[tuple[str, Any]]:
-        """The module and all below it, with dotted names; the root is ""."""
+        """The module and all below it, with dotted names; the root is "".
+
+        Raises:
+            PlatformError: it is no module of this framework.
+        """
 
     def kind(self, module: Any) -> str:
         """Either "linear", "embedding", or "other"."""
@@ -482,6 +493,11 @@ class OpSamples(Protocol):
 
     record: str
     """Where the golden record of these calls is kept, from the folder of hp-core in a source tree."""
+
+    most: dict[str, int]
+    """By name of a mesh, of how many combinations of layouts of one call at most the record is kept; where it is silent, the
+    validator decides.
+    """
 
     def table(self) -> tuple[OpSample, ...]:
         """All samples; operands and text of each are unlike any other's."""

@@ -1,12 +1,13 @@
 """MindSpore behind the platform protocol; beside `platform/torch` the only place of hp-core that imports a framework."""
 
-from hp_core.errors import PlatformError
-from hp_core.platform.mindspore.imports import explain_failed_import
+from mindspore.common import np_dtype as _np_dtype
 
-try:
-    import mindspore as _mindspore  # noqa: F401
-except Exception as error:
-    raise PlatformError(explain_failed_import(error)) from error
+from hp_core.errors import PlatformError
+from hp_core.platform.remedies import explain_wrong_numpy
+
+if not hasattr(_np_dtype, "bfloat16"):
+    # MindSpore's own extension for NumPy, which is compiled for NumPy 1 and left out under NumPy 2
+    raise PlatformError(explain_wrong_numpy())
 
 from hp_core.platform.mindspore.platform import MindSporePlatform, create_platform
 

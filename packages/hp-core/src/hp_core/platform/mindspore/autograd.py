@@ -19,9 +19,9 @@ try:
 except ImportError:  # MindSpore 2.8
     from mindspore.common.api import _pynative_executor
 
-from hp_core.platform.mindspore.arrays import as_array, as_tensor
+from hp_core.platform.mindspore.arrays import array_dtype, as_array, as_tensor
 
-__all__ = ["MindSporeAutograd", "seeded", "with_zero_gradients"]
+__all__ = ["MindSporeAutograd", "seeded", "unrecorded", "with_zero_gradients"]
 
 _recording: Callable[[], bool] = _pynative_executor._executor.requires_grad
 _engine: Callable[[], int] = _pynative_executor._executor.get_current_autodiff_engine_id
@@ -40,23 +40,28 @@ class _WithGradient(_Function):  # type: ignore[misc]
 
 class _ZeroGradients(_Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, function: Any, *tensors: Tensor) -> Tensor:
-        arrays = [as_array(tensor) for tensor in tensors]
-        ctx.like = [(array.shape, array.dtype) for array in arrays]
-        return as_tensor(function(*arrays))
+    def forward(ctx: Any, result: Tensor, *tensors: Tensor) -> Tensor:
+        ctx.like = [(tensor.shape, array_dtype(tensor.dtype)) for tensor in tensors]
+        return result
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        return None, *[as_tensor(np.zeros(shape, dtype)) for shape, dtype in ctx.like]
+        return gradient, *[as_tensor(np.zeros(shape, dtype)) for shape, dtype in ctx.like]
 
 
-def with_zero_gradients(function: Callable[..., Any], *tensors: Tensor) -> Tensor:
-    """`function(*arrays)`, by which every one of the tensors has a gradient of zeros.
+def with_zero_gradients(result: Tensor, *tensors: Tensor) -> Tensor:
+    """The result, by which every one of these tensors has a gradient of zeros, too.
 
     For what depends on nothing, but must run its backward on every rank alike.
     """
-    result: Tensor = _ZeroGradients.apply(function, *tensors)
-    return result
+    found: Tensor = _ZeroGradients.apply(result, *tensors)
+    return found
+
+
+def unrecorded(function: Callable[[], Any]) -> Any:
+    """What the function gives, with gradients not recorded."""
+    with _no_grad():
+        return function()
 
 
 class _Seeded(_Function):  # type: ignore[misc]
@@ -130,8 +135,7 @@ class MindSporeAutograd:
 
     def unrecorded(self, function: Callable[[], None]) -> None:
         """Call it with gradients not recorded."""
-        with _no_grad():
-            function()
+        unrecorded(function)
 
     def recomputes(self) -> bool:
         """Whether a forward runs inside a backward: nothing else asks there."""

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from mindspore import Parameter, mint, nn
+import numpy as np
+from mindspore import Parameter, Tensor, mint, nn
 
 from hp_core.errors import PlatformError
 
@@ -77,7 +78,8 @@ def copy_attributes(source: Any, target: Any) -> None:
             setattr(target, name, value)
 
 
-_BOOKKEEPING = frozenset(Parameter(mint.zeros(1)).__dict__) | {"init_mode", "init"}
+# From an array, and by no op: an op would start MindSpore's runtime, after which no device can be set.
+_BOOKKEEPING = frozenset(Parameter(Tensor(np.zeros(1, np.float32))).__dict__) | {"init_mode", "init"}
 
 
 def _context() -> _Context | None:

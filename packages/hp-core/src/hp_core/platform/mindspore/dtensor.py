@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from mindspore import Tensor
+from mindspore.ops import primitive
 
-from hp_core.platform.mindspore.calls import PairOp, interpret
+from hp_core.platform.mindspore.calls import interpret
 from hp_core.platform.mindspore.face import MindSporeFace
+from hp_core.platform.mindspore.op import PairOp
 
 __all__ = ["define_dtensor"]
 
@@ -34,6 +36,25 @@ def define_dtensor(dispatch: Callable[..., Any], methods: type) -> type:
             result = dispatch(op, arguments, named)
             return (result, *[None] * op.extra) if isinstance(op, PairOp) else result
 
+    _intercept_lists(DTensor)
     DTensor.__module__ = "hp_core.dtensor.api"
     DTensor.__qualname__ = "DTensor"
     return DTensor
+
+
+def _intercept_lists(cls: type) -> None:
+    """MindSpore's older primitives look for `__fallback__` among their arguments, but not within lists of tensors.
+
+    They would run on the local tensors without telling. So lists are looked through here, where these primitives start.
+    """
+    run = primitive._run_op
+
+    def run_op(function: Any, name: str, args: tuple[Any, ...]) -> Any:
+        for value in args:
+            if type(value) is tuple or type(value) is list:
+                for item in value:
+                    if isinstance(item, cls):
+                        return item.__fallback__(run, (function, name, args))  # type: ignore[attr-defined]
+        return run(function, name, args)
+
+    primitive._run_op = run_op

@@ -13,12 +13,15 @@ from mindspore import Tensor, ops
 
 from hp_core.platform.mindspore.arrays import Array, as_array
 from hp_core.platform.mindspore.autograd import MindSporeAutograd
+from hp_core.platform.mindspore.op import MindSporeOp
 from hp_core.platform.protocol import Recut, Run
 from hp_core.platform.select import get_platform
 
 __all__ = ["cat_recut", "recut", "recut_pieces", "reorder", "repeat_recut"]
 
 _with_gradient = MindSporeAutograd().with_gradient
+_cat = MindSporeOp("Concat", "cat", ops.cat)
+_tile = MindSporeOp("Tile", "tile", ops.tile)
 
 
 def recut(tensor: Tensor, *, steps: Sequence[tuple[int, Recut]]) -> Tensor:
@@ -39,13 +42,12 @@ def recut_pieces(tensor: Tensor, *, dim: int, plan: Recut, sizes: Sequence[int])
 
 def cat_recut(*tensors: Tensor, dim: int, plan: Recut) -> Tensor:
     """This rank's part of the joined tensors, from its parts of each."""
-    given = [tensor for tensor in tensors if 0 not in tensor.shape] or list(tensors[:1])
-    return _recut(ops.cat(tuple(given), dim) if len(given) > 1 else given[0], dim, plan)
+    return _recut(_cat(tensors, dim), dim, plan)
 
 
 def repeat_recut(tensor: Tensor, *, steps: Sequence[tuple[int, Recut]], repeats: Sequence[int]) -> Tensor:
     """Repeat cut dims by exchanging rows, the others in place."""
-    return ops.tile(recut(tensor, steps=steps), tuple(repeats))
+    return _tile(recut(tensor, steps=steps), tuple(repeats))
 
 
 def reorder(tensor: Tensor, *, steps: Sequence[tuple[int, Recut]], runs: Sequence[tuple[int, Sequence[Run]]]) -> Tensor:

@@ -13,14 +13,14 @@ from hp_core.platform.mindspore.autograd import MindSporeAutograd
 from hp_core.platform.protocol import Group
 from hp_core.platform.select import get_platform
 
-__all__ = ["extremum_over_ranks", "extremum_share"]
+__all__ = ["extremum_over_ranks", "extremum_share", "piece_extremum"]
 
 _with_gradient = MindSporeAutograd().with_gradient
 
 
 def extremum_share(tensor: Tensor, dim: Sequence[int], keepdim: bool, largest: bool) -> Tensor:
     """The extremum of this rank's piece; of an empty one, what loses against every number. It has no gradient."""
-    return as_tensor(_extremum(as_array(tensor), tuple(dim), keepdim, largest))
+    return as_tensor(piece_extremum(as_array(tensor), tuple(dim), keepdim, largest))
 
 
 def extremum_over_ranks(
@@ -43,7 +43,7 @@ def extremum_over_ranks(
     """
     dims = tuple(dim)
     own = as_array(tensor)
-    kept = np.array(_extremum(own, dims, True, largest))
+    kept = np.array(piece_extremum(own, dims, True, largest))
     if group is not None and kept.size:
         get_platform().collectives.all_reduce(kept, "max" if largest else "min", group)
 
@@ -61,7 +61,8 @@ def extremum_over_ranks(
     return _with_gradient(tensor, lambda _: result, backward)
 
 
-def _extremum(array: Array, dims: tuple[int, ...], keepdim: bool, largest: bool) -> Array:
+def piece_extremum(array: Array, dims: tuple[int, ...], keepdim: bool, largest: bool) -> Array:
+    """The extremum over dims; of nothing, what loses against every number."""
     if not dims or all(array.shape[d] for d in dims):
         return np.asarray(array.max(dims, keepdims=keepdim) if largest else array.min(dims, keepdims=keepdim))
     shape = [1 if d in dims else size for d, size in enumerate(array.shape) if keepdim or d not in dims]

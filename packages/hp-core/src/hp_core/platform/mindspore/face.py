@@ -14,8 +14,8 @@ from mindspore import ops
 
 from hp_core.errors import LayoutError, ShardingRuleError
 from hp_core.geometry import contiguous_strides
-from hp_core.platform.mindspore.calls import MindSporeOp
 from hp_core.platform.mindspore.initializers import initialize
+from hp_core.platform.mindspore.op import MindSporeOp
 from hp_core.platform.mindspore.wrapper import new_dtensor
 from hp_core.platform.select import get_platform
 

@@ -93,8 +93,8 @@ class HcclProcesses:
         """Name of the communication backend."""
         return str(self._distributed.get_backend(None if group is None else group.native))
 
-    def new_group(self, ranks: tuple[int, ...]) -> Group:
-        """A group of these ranks, made by its members only."""
+    def new_group(self, ranks: tuple[int, ...], own: bool = False) -> Group:
+        """A group of these ranks, made by its members only; always one of its own."""
         if not self.is_initialized():
             raise ProcessGroupError(
                 f"ranks {list(ranks)} should communicate, but there is no process world; call init_process_group() first "

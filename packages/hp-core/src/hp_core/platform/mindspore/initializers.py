@@ -12,7 +12,8 @@ from typing import Any
 from mindspore.common import initializer as ms_initializer
 
 from hp_core.errors import PlanError
-from hp_core.platform.mindspore.calls import MindSporeOp, never_local
+from hp_core.platform.mindspore.op import MindSporeOp
+from hp_core.platform.mindspore.special_calls import never_local
 from hp_core.platform.select import get_platform
 
 __all__ = ["initialize"]

@@ -8,13 +8,19 @@ from typing import Any
 
 from mindspore import Tensor, mint, ops
 
-from hp_core.errors import LayoutError
 from hp_core.platform.mindspore.arrays import as_tensor
-from hp_core.platform.mindspore.calls import MindSporeOp
-from hp_core.platform.mindspore.empty_pieces import empty_sum
 from hp_core.platform.mindspore.exchange import cat_recut, recut, recut_pieces, reorder, repeat_recut
 from hp_core.platform.mindspore.extrema import extremum_over_ranks, extremum_share
 from hp_core.platform.mindspore.indexing import gather_own, in_range, read_index
+from hp_core.platform.mindspore.losses import nll_loss_cut_classes, nll_loss_share
+from hp_core.platform.mindspore.op import MindSporeOp
+from hp_core.platform.mindspore.scans import (
+    argument_over_ranks,
+    scan_over_ranks,
+    selection_over_ranks,
+    topk_over_ranks,
+)
+from hp_core.platform.mindspore.special_calls import without_gradient
 
 __all__ = ["LOCAL_OPS"]
 
@@ -32,12 +38,7 @@ def expand_first(tensor: Tensor, *_: Any, shape: Sequence[int]) -> Tensor:
 
 def mean_share(tensor: Tensor, *, dim: Sequence[int], keepdim: bool, dtype: Any, count: int) -> Tensor:
     """This rank's share of a mean over `count` elements: the shares of all ranks add up to it."""
-    total = (
-        empty_sum(tensor, tuple(dim), keepdim, dtype)
-        if 0 in tensor.shape
-        else mint.sum(tensor, tuple(dim), keepdim, dtype=dtype)
-    )
-    return total / count
+    return mint.sum(tensor, tuple(dim), keepdim, dtype=dtype) / count
 
 
 def standardized(tensor: Tensor, statistics: Tensor) -> Tensor:
@@ -65,19 +66,20 @@ def embedding_rows(
     """
     values = in_range(ids.asnumpy(), vocabulary, "embedding: an id")
     mine = (values >= start) & (values < stop)
-    if padding_index is not None:
-        raise LayoutError(
-            "embedding with a padding index over a cut vocabulary isn't there on MindSpore; leave it off."
-        )
-    if start == stop:
-        return ops.zeros((*ids.shape, weight.shape[1]), weight.dtype) + weight.sum() * 0
     local_ids = as_tensor((values - start) * mine)
     rows = ops.gather(weight, local_ids, 0)
+    if padding_index is not None:
+        rows = without_gradient(rows, values == padding_index)
     return rows * as_tensor(mine[..., None]).astype(weight.dtype)
 
 
-def _on_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function on plain tensors, or, called with DTensors, the op of that name."""
+def _local_op(function: Callable[..., Any], kernels: bool) -> Callable[..., Any]:
+    """The function on plain tensors, or, called with DTensors, the op of that name.
+
+    Args:
+        function: on plain tensors.
+        kernels: whether it calls kernels of MindSpore's, which must see no tensor without elements.
+    """
     op = MindSporeOp(function.__name__, function.__name__, function)
 
     @functools.wraps(function)
@@ -85,29 +87,18 @@ def _on_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
         first = args[0][0] if isinstance(args[0], (list, tuple)) else args[0]
         if hasattr(first, "_spec"):
             return first._dispatch(op, args, kwargs)
-        return function(*[as_tensor(value) for value in args], **kwargs)
+        return op(*args, **kwargs) if kernels else function(*[as_tensor(value) for value in args], **kwargs)
 
     return call
 
 
+_OF_KERNELS = (reshape_first, expand_first, mean_share, standardized, stack, embedding_rows)
+_OF_ARRAYS = (
+    extremum_share, extremum_over_ranks, selection_over_ranks, argument_over_ranks, topk_over_ranks, scan_over_ranks,
+    recut, recut_pieces, cat_recut, repeat_recut, reorder, read_index, gather_own, nll_loss_share, nll_loss_cut_classes,
+)  # fmt: skip
+
 LOCAL_OPS: dict[str, Callable[..., Any]] = {
-    function.__name__: _on_tensors(function)
-    for function in (
-        reshape_first,
-        expand_first,
-        mean_share,
-        standardized,
-        stack,
-        embedding_rows,
-        extremum_share,
-        extremum_over_ranks,
-        recut,
-        recut_pieces,
-        cat_recut,
-        repeat_recut,
-        reorder,
-        read_index,
-        gather_own,
-    )
+    function.__name__: _local_op(function, function in _OF_KERNELS) for function in (*_OF_KERNELS, *_OF_ARRAYS)
 }
 LOCAL_OPS["view_first"] = LOCAL_OPS["reshape_first"]

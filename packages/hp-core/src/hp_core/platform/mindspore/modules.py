@@ -15,6 +15,7 @@ from typing import Any
 from mindspore import Parameter, mint, nn
 from mindspore.common.parameter import _is_parameter_generated
 
+from hp_core.platform.foreign import refuse_foreign
 from hp_core.platform.mindspore.building import building_on, copy_attributes, initialisers_of
 from hp_core.platform.mindspore.initializers import initialize
 from hp_core.platform.mindspore.wrapper import new_dtensor
@@ -29,7 +30,13 @@ class MindSporeModuleTools:
     """See `hp_core.platform.protocol.ModuleTools`."""
 
     def named_modules(self, module: Any) -> list[tuple[str, Any]]:
-        """The cell and all below it."""
+        """The cell and all below it.
+
+        Raises:
+            PlatformError: it is another framework's module, or none.
+        """
+        if not isinstance(module, nn.Cell):
+            refuse_foreign(module, "mindspore.nn.Cell")
         return list(module.cells_and_names())
 
     def kind(self, module: Any) -> str:

@@ -2,14 +2,15 @@
 
 One line per op: MindSpore's primitive, the canonical name, and the canonical names of its arguments in the order in
 which MindSpore passes them. Before the bar stand those that go on by position; a name that ends in "..." takes a
-sequence, however it was given. What isn't in the table has no sharding rule on MindSpore.
+sequence, however it was given; one that begins with "!" must be false or None, as it is unless asked for. What isn't in
+the table has no sharding rule on MindSpore.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["KEYWORDS", "NAMES", "Spelling"]
+__all__ = ["ATTRIBUTES", "KEYWORDS", "NAMES", "Spelling"]
 
 
 class Spelling(NamedTuple):
@@ -30,6 +31,9 @@ class Spelling(NamedTuple):
 
 KEYWORDS = {"axis": "dim", "axes": "dims", "keepdims": "keepdim", "keep_dims": "keepdim", "x": "input", "y": "other"}
 """Keywords of MindSpore's that are called otherwise here."""
+
+ATTRIBUTES = {"Stack": ("axis",), "Sort": ("axis", "descending")}
+"""Arguments that older primitives carry as attributes; they count as the last positional ones."""
 
 _TABLE = """
     AddExt              add             input other | alpha
@@ -107,6 +111,7 @@ _TABLE = """
     IsNan               isnan           input
     IsInf               isinf           input
     IsFinite            isfinite        input
+    IsClose             isclose         input other | rtol atol equal_nan
     Sigmoid             sigmoid         input
     LogSigmoidExt       logsigmoid      input
     ReLU                relu            input
@@ -175,8 +180,11 @@ _TABLE = """
     ChunkView           chunk           input | chunks dim
     UnstackExtView      unbind          input | dim
     Unstack             unbind          input | dim
+    Split               chunk           input | dim chunks
+    ReverseV2           flip            input | dims
     Concat              cat             tensors | dim
     StackExt            stack           tensors | dim
+    Stack               stack           tensors | dim
     Tril                tril            input | diagonal
     TrilExt             tril            input | diagonal
     Triu                triu            input | diagonal
@@ -186,8 +194,9 @@ _TABLE = """
     SumExt              sum             input | dim keepdim dtype
     DeprecatedSum       sum             input | dim dtype keepdim
     MeanExt             mean            input | dim keepdim dtype
+    DeprecatedMean      mean            input | dim keepdim
     ReduceMean          mean            input | dim keepdim
-    ReduceSum           sum             input | dim keepdim
+    ReduceSum           sum             input | dim keepdim !skip_mode
     ReduceMax           amax            input | dim keepdim
     ReduceMin           amin            input | dim keepdim
     Max                 max             input
@@ -204,17 +213,18 @@ _TABLE = """
     All                 all             input | dim keepdim
     LogSumExp           logsumexp       input | dim keepdim
     CumsumExt           cumsum          input | dim dtype
-    CumSum              cumsum          input | dim
+    CumSum              cumsum          input | dim !exclusive !reverse
+    Sort                sort            input | dim descending
+    TopK                topk            input | k
+    TopkExt             topk            input | k dim largest sorted
 
     Softmax             softmax         input | dim
     LogSoftmax          log_softmax     input | dim
     LogSoftmaxExt       log_softmax     input | dim dtype
     LayerNormExt        layer_norm      input | normalized_shape weight bias eps
 
-    Embedding           embedding       input weight | padding_idx max_norm norm_type scale_grad_by_freq
     GatherD             gather          input | dim index
     IndexSelect         index_select    input | dim index
-    NLLLoss             nll_loss        input target weight | reduction ignore_index
 """
 
 

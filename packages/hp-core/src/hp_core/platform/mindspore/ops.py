@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import mindspore as ms
-from mindspore import Tensor
+from mindspore import Tensor, mint
 
 from hp_core.errors import PlatformError
-from hp_core.platform.mindspore.calls import MindSporeOp, bind
+from hp_core.platform.mindspore.calls import bind, readable_dtype
 from hp_core.platform.mindspore.local_ops import LOCAL_OPS
+from hp_core.platform.mindspore.op import MindSporeOp
 
 __all__ = ["MindSporeOps"]
 
@@ -62,7 +65,37 @@ def _detached(tensor: Any) -> Any:
     return tensor.detach()
 
 
+def _argument(name: str) -> Callable[..., Any]:
+    """Argmax and Argmin(input, axis, output_type): indices, of a type that is given by its number."""
+    function = getattr(ms.ops, name)
+    op = MindSporeOp(name, name, lambda input, dim: function(input, dim).astype(ms.int64))
+
+    def call(input: Any, dim: int = -1, output_type: Any = ms.int64) -> Any:
+        return input._dispatch(op, (input, dim), {}).astype(readable_dtype(output_type))
+
+    return call
+
+
+def _selection(name: str) -> Callable[..., Any]:
+    """ArgMaxWithValue and ArgMinWithValue(input, axis, keep_dims) give the indices first."""
+
+    def call(input: Any, dim: int = 0, keepdim: bool = False) -> Any:
+        values, indices = getattr(mint, name)(input, dim, keepdim)
+        return indices, values
+
+    return call
+
+
+def _sum_of_all(tensors: Sequence[Any]) -> Any:
+    return reduce(operator.add, tensors)
+
+
 _HANDLERS: dict[str, Callable[..., Any]] = {
+    "AddN": _sum_of_all,
+    "ArgMaxWithValue": _selection("max"),
+    "ArgMinWithValue": _selection("min"),
+    "Argmax": _argument("argmax"),
+    "Argmin": _argument("argmin"),
     "StopGradient": _detached,
     "Shape": lambda tensor: tensor.shape,
     "typeof": lambda tensor: ms.ops.typeof(tensor._local) if isinstance(tensor, Tensor) else ms.ops.typeof(tensor),

@@ -74,10 +74,10 @@ class HostProcesses:
         """Name of the communication backend."""
         return str(self._gloo().backend(group))
 
-    def new_group(self, ranks: tuple[int, ...]) -> Group:
+    def new_group(self, ranks: tuple[int, ...], own: bool = False) -> Group:
         """A group of these ranks."""
         require_gloo()
-        group: Group = self._gloo().new_group(ranks)
+        group: Group = self._gloo().new_group(ranks, own)
         return group
 
     def _gloo(self) -> Any:

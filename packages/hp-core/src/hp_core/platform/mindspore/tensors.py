@@ -16,6 +16,7 @@ from mindspore import Tensor, mint
 
 from hp_core.errors import PlatformError
 from hp_core.geometry import Box, box_shape
+from hp_core.platform.foreign import refuse_foreign
 from hp_core.platform.mindspore.arrays import (
     array_dtype,
     as_array,
@@ -40,14 +41,10 @@ class HostTensorTools:
         """Its shape.
 
         Raises:
-            PlatformError: it is another framework's tensor.
+            PlatformError: it is another framework's tensor, or none.
         """
         if not isinstance(tensor, (Tensor, np.ndarray)):
-            kind = f"{type(tensor).__module__.partition('.')[0]}.{type(tensor).__qualname__}"
-            raise PlatformError(
-                f"a {kind} was given, but this process works with MindSpore; give a mindspore.Tensor, or set "
-                f"HYPER_PARALLEL_PLATFORM=torch before the first use of hp_core."
-            )
+            refuse_foreign(tensor, "mindspore.Tensor")
         return tensor.shape  # type: ignore[no-any-return]
 
     def as_shape(self, sizes: Sequence[int]) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """All-gather and reduce-scatter over gloo's point-to-point transport, straight between the caller's buffers.
 
 gloo's own two copy through buffers of their own, and its reduce-scatter moves about what an all-reduce moves. Sent directly,
-each byte is written once by who receives it; for a reduction the pieces of the peers are then added in the order of ranks.
+each byte is written once by who receives it; for a reduction the peers' pieces are then added to the own one.
 """
 
 from __future__ import annotations
@@ -55,28 +55,30 @@ def direct_all_gather(transport: Any, output: torch.Tensor, source: torch.Tensor
 
 def direct_reduce_scatter(transport: Any, output: torch.Tensor, source: torch.Tensor, reduce_op: str) -> _Transfers:
     """Start a reduction ("sum" or "avg") of dense CPU tensors; the additions are done by who waits for it."""
-    if _dropped:
-        _finish_dropped(transport)
     own, size = transport.rank(), transport.size()
     pieces = source.view(size, -1)
-    received = source.new_empty((size - 1, output.numel()))
-    parts = [pieces[peer] if peer == own else received[peer - (peer > own)] for peer in range(size)]
+    # the first peer's piece arrives where the sum will be, unless this rank's own lies there
+    in_place = output.data_ptr() == pieces[own].data_ptr()
+    received = source.new_empty((size - 1 if in_place else size - 2, output.numel()))
+    parts = [pieces[own]]
     peers = [(own + step) % size for step in range(1, size)]
-    works = [transport.recv([parts[peer]], peer, _REDUCE_TAG) for peer in reversed(peers)]
+    spaces = [*(() if in_place else (output.view(-1),)), *received]
+    works = []
+    for peer, space in zip(reversed(peers), spaces, strict=True):
+        works.append(transport.recv([space], peer, _REDUCE_TAG))
+        parts.append(space)
     works += [transport.send([pieces[peer]], peer, _REDUCE_TAG) for peer in peers]
 
     def add() -> None:
-        if output.data_ptr() == parts[own].data_ptr():  # in place: it must be read before it is written to
-            parts.insert(0, parts.pop(own))
         _add(parts, output.view(-1))
         if reduce_op == "avg":
             output.div_(size)
 
-    return _Transfers(transport, works, (source, received), add)
+    return _Transfers(transport, works, (source, output, received), add)
 
 
 def _add(parts: list[torch.Tensor], output: torch.Tensor) -> None:
-    """Add in the order given; half precision is rounded once, at the end."""
+    """Add; one of the first two may lie where the sum goes. Half precision is rounded once, at the end."""
     if len(parts) > 2 and output.dtype in (torch.bfloat16, torch.float16):
         wide = parts[0].float()
         for part in parts[1:]:

@@ -55,6 +55,10 @@ def eye(n: int, m: int | None = None, *, out: Any, **_: Any) -> Any:
             f"eye{shape} can't be written to a DTensor of shape {tuple(out.shape)} laid out {out.layout}; out= takes one of the "
             f"result's shape without pending reductions."
         )
+    if out.layout.flat is not None:
+        scratch: Any = torch.empty_like(out)
+        with torch.no_grad():
+            return out.copy_(eye(n, m, out=scratch.redistribute(out.layout.unflat)))
     (first_row, last_row), (first_column, last_column) = out.layout.bounds(shape)
     local = out.to_local()
     rows = torch.arange(first_row, last_row, device=local.device)

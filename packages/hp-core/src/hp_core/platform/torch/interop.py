@@ -98,10 +98,9 @@ def placements_to_native(layout: Any, shape: tuple[int, ...]) -> tuple[Placement
     Raises:
         LayoutError: placements can't say it: ragged shares, or axes in another order than the mesh's on an uneven dim.
     """
-    if layout.ragged is not None:
-        raise LayoutError(
-            f"layout {layout} has ragged shares, which torch's placements can't express; redistribute first."
-        )
+    if layout.ragged is not None or layout.flat is not None:
+        kind = "ragged shares" if layout.flat is None else "flat shares"
+        raise LayoutError(f"layout {layout} has {kind}, which torch's placements can't express; redistribute first.")
     sizes = layout.mesh.shape
     result: list[Placement] = [Replicate()] * layout.mesh.ndim
     for dim, axes in enumerate(layout.dim_axes):
@@ -165,13 +164,16 @@ def _same_pieces(size: int, order: tuple[int, ...], cuts: tuple[tuple[int, int],
 def fallback(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], wrap: Callable[..., Any]) -> Any:
     """Run `function` on torch's DTensors made of ours; differentiable, as both conversions are.
 
-    torch's gradients follow the same law (its `from_local` and `to_local` replicate what is pending). Pending reductions
-    are done first: several of torch's backward formulas write in place to what they take for final values.
+    torch's gradients follow the same law (its `from_local` and `to_local` replicate what is pending). Flat shares are
+    put together and pending reductions done first: several of torch's backward formulas write in place to what they take
+    for final values.
     """
     convert = torch.utils._pytree.tree_map
     native_args, native_kwargs = convert(
         lambda value: (
-            to_native(value.reduce_partial()) if hasattr(value, "_spec") and hasattr(value, "_local") else value
+            to_native(value.redistribute(value.layout.gradient.unflat))
+            if hasattr(value, "_spec") and hasattr(value, "_local")
+            else value
         ),
         (args, kwargs),
     )

@@ -15,6 +15,9 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.nn.parameter import is_lazy
 
+from hp_core.geometry import Box, origin_box
+from hp_core.platform.foreign import refuse_foreign
+from hp_core.platform.torch.checkpoint import box_views
 from hp_core.platform.torch.face import TorchFace
 
 __all__ = ["TorchModuleTools"]
@@ -27,7 +30,13 @@ class TorchModuleTools:
     """See `hp_core.platform.protocol.ModuleTools`."""
 
     def named_modules(self, module: nn.Module) -> list[tuple[str, nn.Module]]:
-        """The module and all below it."""
+        """The module and all below it.
+
+        Raises:
+            PlatformError: it is another framework's module, or none.
+        """
+        if not isinstance(module, nn.Module):
+            refuse_foreign(module, "torch.nn.Module")
         return list(module.named_modules())
 
     def kind(self, module: nn.Module) -> str:
@@ -174,8 +183,17 @@ def _with_padding_row(module: Any, way: Callable[[], object]) -> None:
         module.padding_idx = row
     if local._version == version:
         return  # this way leaves embeddings out
-    bounds = weight._spec.layout.bounds(tuple(weight.shape)) if isinstance(weight, TorchFace) else ((0, len(weight)),)
-    start, stop = bounds[0]
-    if start <= row < stop:
-        with torch.no_grad():
-            local[row - start].zero_()
+    with torch.no_grad():
+        for ((start, stop), *_), rows in _boxes_of(weight):
+            if start <= row < stop:
+                rows[row - start].zero_()
+
+
+def _boxes_of(tensor: Any) -> list[tuple[Box, torch.Tensor]]:
+    """What this rank holds of a tensor: boxes, in global coordinates, each with the tensor or view that holds it."""
+    if not isinstance(tensor, TorchFace):
+        return [(origin_box(tensor.shape), tensor)]
+    layout, shape = tensor._spec.layout, tuple(tensor.shape)
+    if layout.flat is None:
+        return [(layout.bounds(shape), tensor._local)]
+    return list(box_views(tensor._local, layout.boxes(shape)))

@@ -91,14 +91,14 @@ class TorchProcesses:
         """Name of the communication backend."""
         return str(dist.get_backend(None if group is None else group.native))
 
-    def new_group(self, ranks: tuple[int, ...]) -> Group:
-        """A group of these ranks; the whole world is the world's own group."""
+    def new_group(self, ranks: tuple[int, ...], own: bool = False) -> Group:
+        """A group of these ranks; the whole world is the world's own group, unless one of its own is asked for."""
         if not dist.is_initialized():
             raise ProcessGroupError(
                 f"ranks {list(ranks)} should communicate, but there is no process world; call init_process_group() first "
                 f"(and launch with torchrun)."
             )
-        if len(ranks) == dist.get_world_size():
+        if len(ranks) == dist.get_world_size() and not own:
             return self.adopt(dist.group.WORLD)
         with _named_by_ranks():
             return self.adopt(dist.new_group(list(ranks), use_local_synchronization=True))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hp_core.geometry import Box, contiguous_strides
+from hp_core.platform.foreign import refuse_foreign
 
 __all__ = ["TorchTensorTools"]
 
@@ -23,7 +24,13 @@ class TorchTensorTools:
         return isinstance(value, torch.Tensor)
 
     def shape(self, tensor: torch.Tensor) -> tuple[int, ...]:
-        """Its `torch.Size`."""
+        """Its `torch.Size`.
+
+        Raises:
+            PlatformError: it is another framework's tensor, or none.
+        """
+        if not isinstance(tensor, torch.Tensor):
+            refuse_foreign(tensor, "torch.Tensor")
         return tensor.shape
 
     def as_shape(self, sizes: Sequence[int]) -> tuple[int, ...]:

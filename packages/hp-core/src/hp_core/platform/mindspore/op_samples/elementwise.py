@@ -15,6 +15,8 @@ SAMPLES: list[OpSample] = [
     *each("round trunc", "mint.OP(x)", "n:5x3"),
     *each("isnan isinf isfinite", "ops.OP(x)", "n:5x3"),
     *each(FUNCTIONAL, "F.OP(x)", "5x3"),
+    *calls("gelu", "ops.gelu(x, approximate='tanh')", "5x3"),
+    *calls("isclose", "mint.isclose(x, y)", "n:5x3 n:5x3"),
     *calls("neg", "-x; mint.neg(x)", "5x3; -; 2x4x3"),
     *calls("exp", "mint.exp(x)", "-; 1; 1x3; 2x4x3"),
     *calls("erf", "ops.gelu(x)", "5x3"),  # MindSpore computes it so
@@ -40,6 +42,7 @@ SAMPLES: list[OpSample] = [
     *calls("bitwise_or", "x | y", "i9:5x3 i9:3"),
     # numbers on both sides
     *calls("add", "x + 2; 2 + x", "5x3; -"),
+    *calls("add", "ops.addn((x, y))", "5x3 5x3"),  # MindSpore hands over a list
     *calls("sub", "x - 1.5", "5x3"),
     *calls("rsub", "1.5 - x", "5x3"),
     *calls("mul", "x * 2.5; 2.5 * x", "5x3; -"),

@@ -30,6 +30,7 @@ class TorchOpSamples:
     """See `hp_core.platform.protocol.OpSamples`."""
 
     record = "tests/rules/golden"
+    most: dict[str, int] = {}  # noqa: RUF012
 
     def table(self) -> tuple[OpSample, ...]:
         """All samples."""
