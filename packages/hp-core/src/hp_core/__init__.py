@@ -19,6 +19,7 @@ EXPORTS = {
     "ProcessGroupError": "errors",
     "RedistributeError": "errors",
     "ShardingRuleError": "errors",
+    "FlatShard": "placement",
     "Partial": "placement",
     "Placement": "placement",
     "RaggedShard": "placement",

@@ -31,6 +31,7 @@ from hp_core.layout import Layout as Layout
 from hp_core.mesh import DeviceMesh as DeviceMesh
 from hp_core.mesh import get_current_mesh as get_current_mesh
 from hp_core.mesh import init_device_mesh as init_device_mesh
+from hp_core.placement import FlatShard as FlatShard
 from hp_core.placement import Partial as Partial
 from hp_core.placement import Placement as Placement
 from hp_core.placement import RaggedShard as RaggedShard
@@ -75,6 +76,7 @@ __all__ = [
     "CommTimeoutError",
     "DTensor",
     "DeviceMesh",
+    "FlatShard",
     "HyperParallelError",
     "Layout",
     "LayoutError",

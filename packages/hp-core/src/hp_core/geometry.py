@@ -1,7 +1,8 @@
 """Bounds: which half-open interval `[start, stop)` of a tensor dim a rank holds. Pure integers.
 
-Even chunks, uneven chunks, several mesh axes on one dim and ragged shares are all only ways to make bounds. No other
-file does chunk arithmetic. An empty interval is always `(size, size)`, the end of the dim, whoever holds it.
+Even chunks, uneven chunks, several mesh axes on one dim and ragged shares are all only ways to make bounds; a flat share
+is an interval of the flattened box, and a few boxes. No other file does chunk arithmetic. An empty interval is always
+`(size, size)`, the end of the dim, whoever holds it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ __all__ = [
     "chunk_interval",
     "clipped",
     "contiguous_strides",
+    "flat_boxes",
+    "flat_share",
     "intersect",
     "origin_box",
     "ragged_interval",
@@ -50,6 +53,46 @@ def ragged_interval(parent: Interval, units: Sequence[int], index: int, size: in
     low = start + sum(units[:index]) * unit
     high = low + units[index] * unit
     return (low, high) if high > low else (size, size)
+
+
+def flat_share(numel: int, chunk: int, offset: int, index: int) -> Interval:
+    """The elements of a flattened piece that chunk `index` of a flat buffer holds.
+
+    Args:
+        numel: number of elements of the piece.
+        chunk: elements of each chunk of the buffer.
+        offset: where in the buffer the piece starts.
+        index: which chunk.
+    """
+    low, high = (min(max(end * chunk - offset, 0), numel) for end in (index, index + 1))
+    return (low, high) if high > low else (numel, numel)
+
+
+def flat_boxes(box: Box, start: int, stop: int) -> tuple[Box, ...]:
+    """The elements [start, stop) of a box that is flattened row-major, as boxes: in order, disjoint, none of them empty.
+
+    A box of d dims gives at most 2d - 1: a beginning and an end of a row, of a row of rows, ..., and what lies between.
+    """
+    if start >= stop:
+        return ()
+    if not box:
+        return (box,)
+    (low, _), *inner = box
+    rest = tuple(inner)
+    row = box_numel(rest)
+    (first, head), (last, tail) = divmod(start, row), divmod(stop, row)
+
+    def within(index: int, begin: int, end: int) -> list[Box]:
+        return [((low + index, low + index + 1), *piece) for piece in flat_boxes(rest, begin, end)]
+
+    if first == last:
+        return tuple(within(first, head, tail))
+    boxes = within(first, head, row) if head else []
+    if head:
+        first += 1
+    if first < last:
+        boxes.append(((low + first, low + last), *rest))
+    return (*boxes, *within(last, 0, tail))
 
 
 def intersect(left: Box, right: Box) -> Box | None:

@@ -1,25 +1,37 @@
 """How one tensor lies on a mesh: immutable, interned by value, without any framework.
 
 The canonical form keeps, for each tensor dim, the ordered mesh axes that cut it (outermost first), so order is never
-lost; plus the axes on which a reduction is pending. Everything that asks "what does a rank hold" goes through `bounds`.
+lost; plus the axes on which a reduction is pending, and one that shares the flattened piece. Everything that asks "what
+does a rank hold" goes through `bounds`, or `boxes` where that may be flat.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 from hp_core.errors import LayoutError
-from hp_core.geometry import Box, box_shape, chunk_interval, ragged_interval
+from hp_core.geometry import (
+    Box,
+    Interval,
+    box_numel,
+    box_shape,
+    chunk_interval,
+    flat_boxes,
+    flat_share,
+    ragged_interval,
+)
 from hp_core.mesh import DeviceMesh, as_mesh
-from hp_core.placement import Partial, Placement, RaggedShard, Replicate, Shard
+from hp_core.placement import FlatShard, Partial, Placement, RaggedShard, Replicate, Shard
 
 __all__ = ["Layout", "layout_of"]
 
 DimAxes = tuple[tuple[int, ...], ...]
 Partials = tuple[tuple[int, str], ...]
-Key = tuple[DeviceMesh, DimAxes, Partials, "tuple[int, ...] | None"]
+Flat = tuple[int, int, int]
+Key = tuple[DeviceMesh, DimAxes, Partials, "tuple[int, ...] | None", "Flat | None"]
 
 _interned: dict[Key, Layout] = {}
 
@@ -40,14 +52,16 @@ class Layout:
         dim_axes: per tensor dim, the indices of the mesh axes that cut it, outermost first; trailing uncut dims are left out.
         partials: pairs (axis index, reduce op) of pending reductions, by axis.
         ragged: the shares of `RaggedShard`, if dim 0 is cut by one axis in unequal parts, else None.
+        flat: (axis index, chunk, offset) of `FlatShard`, if one axis shares the flattened piece, else None.
     """
 
-    __slots__ = ("__weakref__", "_placements", "_sharded", "dim_axes", "mesh", "partials", "ragged")
+    __slots__ = ("__weakref__", "_placements", "_sharded", "dim_axes", "flat", "mesh", "partials", "ragged")
 
     mesh: DeviceMesh
     dim_axes: DimAxes
     partials: Partials
     ragged: tuple[int, ...] | None
+    flat: Flat | None
     _placements: tuple[Placement, ...] | None
     _sharded: frozenset[int]
 
@@ -108,6 +122,9 @@ class Layout:
                     placements[axis] = Shard(dim) if self.ragged is None or dim else RaggedShard(self.ragged)
             for axis, reduce_op in self.partials:
                 placements[axis] = Partial(reduce_op)
+            if self.flat is not None:
+                axis, chunk, offset = self.flat
+                placements[axis] = FlatShard(chunk, offset)
             self._placements = tuple(placements)
         return self._placements
 
@@ -138,9 +155,12 @@ class Layout:
     def compact_str(self) -> str:
         """A short form for people, such as `(dp, -, tp) P(sum):cp`."""
         dims = ", ".join("-" if not axes else "*".join(self._names(axes)) for axes in self.dim_axes)
-        text = f"({dims})" if dims else "" if self.partials else "replicated"
+        text = f"({dims})" if dims else "" if self.partials or self.flat else "replicated"
         if self.ragged is not None:
             text += f" ragged{self.ragged}"
+        if self.flat is not None:
+            axis, chunk, offset = self.flat
+            text += f" flat({chunk}+{offset}):{self.mesh.mesh_dim_names[axis]}"
         for axis, reduce_op in self.partials:
             text += f" P({reduce_op}):{self.mesh.mesh_dim_names[axis]}"
         return text.lstrip()
@@ -151,7 +171,7 @@ class Layout:
 
     @property
     def sharded_axes(self) -> frozenset[int]:
-        """Indices of the mesh axes that cut some dim."""
+        """Indices of the mesh axes that cut some dim, or share the flattened piece."""
         return self._sharded
 
     @property
@@ -169,11 +189,16 @@ class Layout:
     @property
     def gradient(self) -> Layout:
         """The layout of the gradient of a tensor laid out so (the law of gradients): shards stay, partial is replicated."""
-        return intern(self.mesh, self.dim_axes, (), self.ragged) if self.partials else self
+        return intern(self.mesh, self.dim_axes, (), self.ragged, self.flat) if self.partials else self
 
     def with_partials(self, partials: Partials) -> Layout:
         """The same cuts with other pending reductions."""
-        return intern(self.mesh, self.dim_axes, tuple(sorted(partials)), self.ragged)
+        return intern(self.mesh, self.dim_axes, tuple(sorted(partials)), self.ragged, self.flat)
+
+    @property
+    def unflat(self) -> Layout:
+        """The same layout with the piece whole on every rank of the axis that shared it; itself if none does."""
+        return self if self.flat is None else intern(self.mesh, self.dim_axes, self.partials, self.ragged)
 
     @property
     def replicated(self) -> Layout:
@@ -197,22 +222,62 @@ class Layout:
                 f"ragged shares {self.ragged} sum to {sum(self.ragged)}, which doesn't divide dim 0 of shape "
                 f"{tuple(global_shape)}; give shares in units that do."
             )
+        if self.flat is not None:
+            axis, chunk, offset = self.flat
+            reach = self.mesh.shape[axis] * chunk - offset
+            numel = prod(self.unflat.largest_local_shape(global_shape))
+            if numel > reach:
+                raise LayoutError(
+                    f"layout {self.compact_str}: chunks of {chunk} elements on the {self.mesh.shape[axis]} ranks of axis "
+                    f"{self.mesh.mesh_dim_names[axis]!r} reach {max(reach, 0)} elements beyond offset {offset}, but a rank's "
+                    f"piece of shape {tuple(global_shape)} has up to {numel}; give larger chunks, or a smaller offset."
+                )
 
     def bounds(self, global_shape: Sequence[int], rank: int | None = None) -> Box:
-        """What `rank` (default: this process) holds: an interval per tensor dim. Raises as `check_shape`."""
+        """What `rank` (default: this process) holds: an interval per tensor dim.
+
+        Raises:
+            LayoutError: as `check_shape`; or the layout is flat, so that it holds no box (see `boxes`).
+        """
         return _bounds(self, tuple(global_shape), self.mesh.require_coordinate(rank))
 
+    def boxes(self, global_shape: Sequence[int], rank: int | None = None) -> tuple[Box, ...]:
+        """What `rank` (default: this process) holds, in the order in which its local tensor does, as boxes with elements.
+
+        One at most, if the layout isn't flat; else up to 2d - 1 of a tensor of d dims. Raises as `check_shape`.
+        """
+        return _boxes(self, tuple(global_shape), self.mesh.require_coordinate(rank))
+
+    def flat_interval(self, global_shape: Sequence[int], rank: int | None = None) -> Interval:
+        """Which elements of the flattened piece, which other axes left to it, `rank` (default: this process) holds.
+
+        Raises:
+            LayoutError: as `check_shape`; or the layout isn't flat.
+        """
+        return _flat_interval(self, tuple(global_shape), self.mesh.require_coordinate(rank))
+
     def local_shape(self, global_shape: Sequence[int], rank: int | None = None) -> tuple[int, ...]:
-        """Shape of the local tensor of `rank` (default: this process)."""
-        return box_shape(self.bounds(global_shape, rank))
+        """Shape of the local tensor of `rank` (default: this process); it has one dim if the layout is flat."""
+        return _local_shape(self, tuple(global_shape), self.mesh.require_coordinate(rank))
 
     def bounds_at(self, global_shape: Sequence[int], coordinate: tuple[int, ...]) -> Box:
         """Like `bounds`, by mesh coordinate."""
         return _bounds(self, tuple(global_shape), coordinate)
 
+    def largest_local_shape(self, global_shape: Sequence[int]) -> tuple[int, ...]:
+        """Shape of the local tensor of a rank that holds most."""
+        coordinate = [0] * self.mesh.ndim  # the first rank along an axis, but where unequal shares say another
+        if self.ragged is not None:
+            coordinate[self.axes_of(0)[0]] = self.ragged.index(max(self.ragged))
+        if self.flat is None:
+            return _local_shape(self, tuple(global_shape), tuple(coordinate))
+        axis = self.flat[0]
+        places = ((*coordinate[:axis], index, *coordinate[axis + 1 :]) for index in range(self.mesh.shape[axis]))
+        return max(_local_shape(self, tuple(global_shape), place) for place in places)
+
     def infer_global_shape(self, local_shape: Sequence[int]) -> tuple[int, ...]:
         """The global shape when every rank holds `local_shape` (even chunks)."""
-        if self.ragged is not None:
+        if self.ragged is not None or self.flat is not None:
             raise LayoutError(
                 f"layout {self.compact_str}: ranks hold unequal shares, so the global shape can't be told from one local "
                 f"shape {tuple(local_shape)}; pass shape=."
@@ -231,7 +296,7 @@ class Layout:
         return tuple(self.mesh.mesh_dim_names[axis] for axis in axes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return intern, (self.mesh, self.dim_axes, self.partials, self.ragged)
+        return intern, (self.mesh, self.dim_axes, self.partials, self.ragged, self.flat)
 
     def __copy__(self) -> Layout:
         return self
@@ -245,7 +310,11 @@ class Layout:
 
 
 def intern(
-    mesh: DeviceMesh, dim_axes: DimAxes = (), partials: Partials = (), ragged: tuple[int, ...] | None = None
+    mesh: DeviceMesh,
+    dim_axes: DimAxes = (),
+    partials: Partials = (),
+    ragged: tuple[int, ...] | None = None,
+    flat: Flat | None = None,
 ) -> Layout:
     """The one Layout of this value; checked when it is new.
 
@@ -254,14 +323,14 @@ def intern(
     """
     while dim_axes and not dim_axes[-1]:
         dim_axes = dim_axes[:-1]
-    key = (mesh, dim_axes, partials, ragged)
+    key = (mesh, dim_axes, partials, ragged, flat)
     layout = _interned.get(key)
     if layout is None:
-        _check(mesh, dim_axes, partials, ragged)
+        _check(mesh, dim_axes, partials, ragged, flat)
         layout = object.__new__(Layout)
-        layout.mesh, layout.dim_axes, layout.partials, layout.ragged = key
+        layout.mesh, layout.dim_axes, layout.partials, layout.ragged, layout.flat = key
         layout._placements = None
-        layout._sharded = frozenset(axis for axes in dim_axes for axis in axes)
+        layout._sharded = frozenset(axis for axes in dim_axes for axis in axes).union(flat[:1] if flat else ())
         layout = _interned.setdefault(key, layout)
     return layout
 
@@ -281,6 +350,7 @@ def from_placements(mesh: DeviceMesh, placements: Sequence[Any], ndim: int | Non
     dims: dict[int, list[int]] = {}
     partials: list[tuple[int, str]] = []
     ragged = None
+    flat: Flat | None = None
     for axis, given in enumerate(placements):
         placement = given if isinstance(given, Placement) else _from_native(given)
         if isinstance(placement, Shard):
@@ -301,8 +371,16 @@ def from_placements(mesh: DeviceMesh, placements: Sequence[Any], ndim: int | Non
         elif isinstance(placement, RaggedShard):
             dims.setdefault(0, []).append(axis)
             ragged = placement.units
+        elif isinstance(placement, FlatShard):
+            if flat is not None:
+                names = [mesh.mesh_dim_names[one] for one in (flat[0], axis)]
+                raise LayoutError(
+                    f"placements {_texts(placements)} are flat on axes {names}; one axis at most may share the flattened piece "
+                    f"(mesh.flatten() makes one axis of several)."
+                )
+            flat = (axis, placement.chunk, placement.offset)
     dim_axes = tuple(tuple(dims.get(dim, ())) for dim in range(max(dims, default=-1) + 1))
-    return intern(mesh, dim_axes, tuple(partials), ragged)
+    return intern(mesh, dim_axes, tuple(partials), ragged, flat)
 
 
 def layout_of(mesh_or_layout: Any, placements: Sequence[Any] | None = None, ndim: int | None = None) -> Layout:
@@ -326,6 +404,11 @@ def _from_placements(mesh: DeviceMesh, placements: tuple[Any, ...], ndim: int | 
 
 @lru_cache(maxsize=1 << 16)
 def _bounds(layout: Layout, global_shape: tuple[int, ...], coordinate: tuple[int, ...]) -> Box:
+    if layout.flat is not None:
+        raise LayoutError(
+            f"layout {layout.compact_str} shares flattened pieces, which are no boxes: ask boxes() or flat_interval() what a rank "
+            f"holds, or redistribute to layout.unflat."
+        )
     layout.check_shape(global_shape)
     box = []
     for dim, size in enumerate(global_shape):
@@ -339,13 +422,42 @@ def _bounds(layout: Layout, global_shape: tuple[int, ...], coordinate: tuple[int
     return tuple(box)
 
 
-def _check(mesh: DeviceMesh, dim_axes: DimAxes, partials: Partials, ragged: tuple[int, ...] | None) -> None:
-    used = [axis for axes in dim_axes for axis in axes] + [axis for axis, _ in partials]
+@lru_cache(maxsize=1 << 16)
+def _flat_interval(layout: Layout, global_shape: tuple[int, ...], coordinate: tuple[int, ...]) -> Interval:
+    if layout.flat is None:
+        raise LayoutError(f"layout {layout.compact_str} shares no flattened pieces; ask bounds() what a rank holds.")
+    layout.check_shape(global_shape)
+    axis, chunk, offset = layout.flat
+    numel = box_numel(_bounds(layout.unflat, global_shape, coordinate))
+    return flat_share(numel, chunk, offset, coordinate[axis])
+
+
+def _boxes(layout: Layout, global_shape: tuple[int, ...], coordinate: tuple[int, ...]) -> tuple[Box, ...]:
+    box = _bounds(layout.unflat, global_shape, coordinate)
+    if layout.flat is None:
+        return (box,) if box_numel(box) else ()
+    return flat_boxes(box, *_flat_interval(layout, global_shape, coordinate))
+
+
+def _local_shape(layout: Layout, global_shape: tuple[int, ...], coordinate: tuple[int, ...]) -> tuple[int, ...]:
+    if layout.flat is None:
+        return box_shape(_bounds(layout, global_shape, coordinate))
+    start, stop = _flat_interval(layout, global_shape, coordinate)
+    return (stop - start,)
+
+
+def _check(
+    mesh: DeviceMesh, dim_axes: DimAxes, partials: Partials, ragged: tuple[int, ...] | None, flat: Flat | None
+) -> None:
+    used = (
+        [axis for axes in dim_axes for axis in axes] + [axis for axis, _ in partials] + list(flat[:1] if flat else ())
+    )
     for axis in used:
         if used.count(axis) > 1:
             raise LayoutError(
                 f"mesh axis {mesh.mesh_dim_names[axis]!r} is used twice in one layout "
-                f"(dims {[dim for dim, axes in enumerate(dim_axes) if axis in axes]}); an axis cuts one dim, or is partial."
+                f"(dims {[dim for dim, axes in enumerate(dim_axes) if axis in axes]}); an axis cuts one dim, or is partial, or "
+                f"flat."
             )
     kinds = {reduce_op for _, reduce_op in partials}
     if len(kinds) > 1:

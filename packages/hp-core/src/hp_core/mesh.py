@@ -17,7 +17,7 @@ from hp_core.errors import MeshError
 if TYPE_CHECKING:
     from hp_core.platform.protocol import Group
 
-__all__ = ["DeviceMesh", "get_current_mesh", "init_device_mesh"]
+__all__ = ["DeviceMesh", "get_current_mesh", "init_device_mesh", "mesh_of_both"]
 
 _DEVICE_TYPES = ("cpu", "cuda", "npu", None)
 
@@ -250,9 +250,12 @@ def init_device_mesh(
 
     Raises:
         MeshError: the sizes, names or ranks don't fit together or don't fit the world.
+        PlatformError: the environment has come to name another framework than the one in use.
     """
+    from hp_core.platform.select import require_choice_unchanged
     from hp_core.process_group import get_world_size
 
+    require_choice_unchanged()
     shape = tuple(mesh_shape)
     names = tuple(f"axis{i}" for i in range(len(shape))) if mesh_dim_names is None else tuple(mesh_dim_names)
     world = get_world_size()
@@ -288,6 +291,29 @@ def as_mesh(mesh: Any) -> DeviceMesh:
         names = tuple(f"axis{i}" for i in range(len(shape)))
     ranks = [int(rank) for rank in grid.flatten().tolist()]
     return DeviceMesh(shape, names, ranks, mesh.device_type)
+
+
+def mesh_of_both(left: DeviceMesh, right: DeviceMesh) -> DeviceMesh:
+    """The mesh with the axes of two that have none in common, this process in the row of one and the column of the other.
+
+    It is a sub-mesh of a mesh that both were taken from, and has that mesh's order of axes.
+
+    Raises:
+        MeshError: they share an axis, or there is no such mesh.
+    """
+    names = {*left.mesh_dim_names, *right.mesh_dim_names}
+    shared = set(left.mesh_dim_names) & set(right.mesh_dim_names)
+    if shared:
+        raise MeshError(f"{left!r} and {right!r} both have the axis {sorted(shared)[0]!r}; take sub-meshes without it.")
+    for mesh in list(_interned.values()):
+        if not names <= set(mesh.mesh_dim_names) or mesh.get_coordinate() is None:
+            continue
+        if mesh[left.mesh_dim_names] is left and mesh[right.mesh_dim_names] is right:
+            return mesh[tuple(name for name in mesh.mesh_dim_names if name in names)]
+    raise MeshError(
+        f"no mesh has the axes of both {left!r} and {right!r}; make one mesh of all axes with init_device_mesh() and take both "
+        f"from it, such as mesh['dp'] and mesh['tp']."
+    )
 
 
 def _check(shape: tuple[int, ...], names: tuple[str, ...], ranks: tuple[int, ...]) -> None:

@@ -1,4 +1,4 @@
-"""What a tensor is along one mesh axis: sharded, replicated, pending a reduction, or shared in unequal parts.
+"""What a tensor is along one mesh axis: sharded, replicated, pending a reduction, or shared in unequal or flat parts.
 
 A placement is a small immutable value without any framework type. A list of placements, one per mesh axis, is the
 spelling users bring from torch; `hp_core.layout` turns it into the canonical form.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hp_core.errors import LayoutError
 
-__all__ = ["REDUCE_OPS", "Partial", "Placement", "RaggedShard", "Replicate", "Shard"]
+__all__ = ["REDUCE_OPS", "FlatShard", "Partial", "Placement", "RaggedShard", "Replicate", "Shard"]
 
 REDUCE_OPS = ("sum", "avg", "max", "min")
 
@@ -89,3 +89,29 @@ class RaggedShard(Placement):
 
     def __str__(self) -> str:
         return f"Ragged{self.units}"
+
+
+@dataclass(frozen=True, slots=True)
+class FlatShard(Placement):
+    """What the other axes leave to a rank is flattened, row-major, and shared by elements: a part of a flat buffer.
+
+    The buffer holds pieces one after another and is cut into one chunk for each rank of the axis. The piece at hand
+    starts at element `offset` of it, so rank i has the elements [i * chunk - offset, (i + 1) * chunk - offset) of the
+    flattened piece, as far as there are such. The local tensor has one dim; a share without elements is legal.
+
+    Args:
+        chunk: elements of the buffer that each rank of the axis holds.
+        offset: where in the buffer the piece starts, in elements.
+    """
+
+    chunk: int
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        if self.chunk < 0 or self.offset < 0:
+            raise LayoutError(
+                f"FlatShard({self.chunk}, {self.offset}): chunk and offset are numbers of elements, >= 0."
+            )
+
+    def __str__(self) -> str:
+        return f"Flat({self.chunk}+{self.offset})"

@@ -11,6 +11,7 @@ from typing import Any
 
 from hp_core.errors import ProcessGroupError
 from hp_core.platform import Group, get_platform
+from hp_core.platform.select import require_choice_unchanged
 
 __all__ = [
     "destroy_process_group",
@@ -25,7 +26,7 @@ __all__ = [
     "split_group",
 ]
 
-_groups: dict[tuple[int, ...], Group] = {}
+_groups: dict[tuple[tuple[int, ...], str], Group] = {}
 _clearers: list[Any] = []
 
 
@@ -50,7 +51,9 @@ def init_process_group(
     Raises:
         ProcessGroupError: the backend can't work here, or the numbers contradict each other or the launcher; raised
             before anything is communicated.
+        PlatformError: the environment has come to name another framework than the one in use.
     """
+    require_choice_unchanged()
     if timeout is not None and not isinstance(timeout, timedelta):
         timeout = timedelta(seconds=timeout)
     get_platform().processes.init_world(
@@ -128,10 +131,15 @@ def split_group(split_ranks: Sequence[Sequence[int]]) -> Group:
     return group_of_ranks(tuple(sorted(own)))
 
 
-def group_of_ranks(ranks: tuple[int, ...]) -> Group:
-    """The group of these ascending global ranks, made when first asked for; one rank alone needs no world."""
-    group = _groups.get(ranks)
+def group_of_ranks(ranks: tuple[int, ...], purpose: str = "") -> Group:
+    """The group of these ascending global ranks, made when first asked for; one rank alone needs no world.
+
+    Args:
+        ranks: the members, all of which ask, and in the same order as for their other groups.
+        purpose: communication for different purposes goes through groups of its own, so that a device's queues are too.
+    """
+    group = _groups.get((ranks, purpose))
     if group is None:
-        group = Group(ranks) if len(ranks) == 1 else get_platform().processes.new_group(ranks)
-        _groups[ranks] = group
+        group = Group(ranks) if len(ranks) == 1 else get_platform().processes.new_group(ranks, bool(purpose))
+        _groups[ranks, purpose] = group
     return group

@@ -326,7 +326,13 @@ def _nothing(local: Tensor, local_shape: tuple[int, ...], shape: Sequence[int] |
             f"but was given a local tensor of shape {tuple(local_shape)} and shape={shape}. Pass a tensor without elements "
             f"and the global shape=."
         )
-    return get_platform().tensors.reshape(local, ABSENT_SHAPE)
+    if tuple(local_shape) == ABSENT_SHAPE:
+        return local
+    autograd, reshape = get_platform().autograd, get_platform().tensors.reshape
+    if not autograd.needs_gradient(local):
+        return reshape(local, ABSENT_SHAPE)
+    # it keeps its place in the graph: this rank takes part in the backward, too
+    return autograd.with_gradient(local, lambda t: reshape(t, ABSENT_SHAPE), lambda g: reshape(g, local_shape))
 
 
 def _layout_arguments(mesh: DeviceMesh, given: Sequence[Placement] | Layout) -> tuple[Any, Any]:

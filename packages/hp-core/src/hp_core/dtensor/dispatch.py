@@ -16,9 +16,11 @@ from hp_core.dtensor.fallback import fall_back, near
 from hp_core.dtensor.gradients import operand_local
 from hp_core.dtensor.operands import collect_dtensors, refuse_plain_tensors, replace_dtensors
 from hp_core.errors import HyperParallelError, ShardingRuleError
+from hp_core.layout import Layout
 from hp_core.miss_storm import MissStorm
 from hp_core.platform import get_platform
 from hp_core.process_group import on_destroy
+from hp_core.rules.flat import decide, gathering
 from hp_core.rules.registry import Rule, find_rule, on_change
 from hp_core.rules.rule import Composite, OpCall, OutsideRule, Strategy
 from hp_core.rules.spec import TensorSpec, spec_of
@@ -220,7 +222,7 @@ class OpPlan:
             specs = tuple(
                 spec_of(
                     layout,
-                    tuple(own if size is None else size for own, size in zip(tensors.shape(local), sizes, strict=True)),
+                    _global_shape(layout, sizes, tensors.shape(local)),
                     tensors.dtype(local),
                 )
                 for local, (layout, sizes) in zip(results, outputs, strict=True)
@@ -377,10 +379,11 @@ def _plan(
     """How calls of this kind run. What doesn't fit is told here, on all ranks alike, before anything is communicated."""
     if rule.decomposed:
         _dense_outputs(name, function, args, kwargs)
-        return CompositePlan(name, rule.function, rule.parameters)
+        compute = rule.function if rule.flat == "as is" or not _any_flat(args, kwargs) else gathering(rule.function)
+        return CompositePlan(name, compute, rule.parameters)
     call, slots = _read(rule, name, inplace, args, kwargs)
     try:
-        strategy = rule.function(call)
+        strategy = decide(rule, call, [slot.item for slot in slots])
     except Exception as error:
         if inplace or not isinstance(error, HyperParallelError):
             _dense_outputs(name, function, args, kwargs)  # tells what is wrong with the call, if anything is
@@ -397,6 +400,12 @@ def _plan(
         for index, layout in enumerate(strategy.layouts)
     )
     return OpPlan(strategy, call, vary, slots, expected)
+
+
+def _any_flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    operands: list[Any] = []
+    collect_dtensors((args, kwargs), operands)
+    return any(operand.layout.flat is not None for operand in operands)
 
 
 def _dense_outputs(
@@ -523,6 +532,12 @@ def _into(target: Any, result: Any) -> Any:
             "out= on DTensors takes one DTensor of the result's shape; leave it out and copy what is returned."
         )
     return target.copy_(result)
+
+
+def _global_shape(layout: Layout, sizes: Sequence[int | None], local: Sequence[int]) -> tuple[int, ...]:
+    """The sizes that a rule told; those of whole dims, which it may leave out, are the local tensor's."""
+    own = local if layout.flat is None else [0] * len(sizes)  # of flat shares all sizes are told
+    return tuple(given if size is None else size for given, size in zip(own, sizes, strict=True))
 
 
 def _writes_elsewhere(strategy: Strategy, call: OpCall, slots: tuple[Slot, ...]) -> bool:

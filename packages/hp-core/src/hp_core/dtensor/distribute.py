@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from hp_core.dtensor.api import DTensorMethods, dtensor_type
 from hp_core.errors import LayoutError
-from hp_core.geometry import box_shape, clipped, origin_box
+from hp_core.geometry import clipped, origin_box
 from hp_core.layout import Layout, layout_of
 from hp_core.mesh import DeviceMesh, as_mesh, get_current_mesh
 from hp_core.placement import Placement
@@ -79,7 +80,7 @@ def distribute_tensor(
     values = platform.autograd.detach(tensor)
     cut = target.gradient
     if src_data_rank is None or mesh.size() == 1 or platform.tensors.is_meta(tensor):
-        local = platform.tensors.clone(platform.tensors.crop(values, clipped(cut.bounds(shape))))
+        local = platform.tensors.clone(_piece(values, cut, shape, None))
     else:
         local = _send_pieces(values, cut, shape, mesh.rank_list[src_data_rank])
     if target is not cut:
@@ -233,22 +234,32 @@ def _send_pieces(values: Tensor, layout: Layout, shape: tuple[int, ...], source:
     mesh = layout.mesh
     group = mesh.get_group(mesh.mesh_dim_names)
     if not layout.active_axes:
-        whole = tensors.clone(values)
+        whole = tensors.clone(_piece(values, layout, shape, None))
         platform.collectives.broadcast(whole, source, group)
         return whole
-    boxes = [clipped(layout.bounds(shape, rank)) for rank in group.ranks]
-    largest = tuple(map(max, zip(*map(box_shape, boxes), strict=True)))
+    sizes = [layout.local_shape(shape, rank) for rank in group.ranks]
+    largest = tuple(map(max, zip(*sizes, strict=True)))
     pieces = None
     if platform.processes.rank() == source:
         pieces = []
-        for box in boxes:
+        for rank, size in zip(group.ranks, sizes, strict=True):
             piece = tensors.zeros(largest, values)
-            tensors.paste(piece, origin_box(box_shape(box)), tensors.crop(values, box))
+            tensors.paste(piece, origin_box(size), _piece(values, layout, shape, rank))
             pieces.append(piece)
     received = tensors.empty(largest, values)
     platform.collectives.scatter(received, pieces, source, group)
-    own = box_shape(layout.bounds(shape))
+    own = layout.local_shape(shape)
     return received if own == largest else tensors.clone(tensors.crop(received, origin_box(own)))
+
+
+def _piece(values: Tensor, layout: Layout, shape: tuple[int, ...], rank: int | None) -> Tensor:
+    """What `rank` (None: this process) holds of the global values."""
+    tensors = get_platform().tensors
+    box = tensors.crop(values, clipped(layout.unflat.bounds(shape, rank)))
+    if layout.flat is None:
+        return box
+    start, stop = layout.flat_interval(shape, rank)
+    return tensors.narrow(tensors.reshape(box, (prod(tensors.shape(box)),)), 0, start, stop - start)
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

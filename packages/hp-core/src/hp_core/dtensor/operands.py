@@ -11,6 +11,7 @@ from typing import Any
 from hp_core.dtensor.api import dtensor_type
 from hp_core.errors import LayoutError
 from hp_core.platform import get_platform
+from hp_core.platform.foreign import is_foreign
 
 __all__ = ["collect_dtensors", "refuse_plain_tensors", "replace_dtensors"]
 
@@ -42,14 +43,18 @@ def replace_dtensors(value: Any, locals_: Iterator[Any]) -> Any:
 
 def refuse_plain_tensors(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """A plain tensor among DTensors has no layout. A number in tensor's clothing (0-d, no gradient) may pass, and so may an
-    empty one-dimensional tensor, with which caches start to be concatenated: it has nothing to lay out.
+    empty one-dimensional tensor, with which caches start to be concatenated: it has nothing to lay out. Another framework's
+    tensor is refused whatever it holds.
     """
-    is_tensor, requires_grad = get_platform().tensors.is_tensor, get_platform().autograd.requires_grad
+    platform = get_platform()
+    is_tensor, requires_grad = platform.tensors.is_tensor, platform.autograd.requires_grad
 
     def check(value: Any) -> None:
         if type(value) in (list, tuple):
             for item in value:
                 check(item)
+        elif is_foreign(value, platform.name):
+            platform.tensors.shape(value)  # refuses it
         elif (
             is_tensor(value)
             and type(value) is not dtensor_type()

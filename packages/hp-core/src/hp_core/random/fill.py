@@ -89,7 +89,7 @@ def _fill(empty: Tensor, layout: Layout, global_shape: tuple[int, ...], values: 
     seed, offset = next_offset()
     flat = tensors.reshape(empty, (-1,))
     start = 0
-    for box in _pieces(layout.bounds(global_shape), _PIECE):
+    for box in (piece for whole in layout.boxes(global_shape) for piece in _pieces(whole, _PIECE)):
         index = global_indices(box, global_shape, lambda low, high: tensors.arange(low, high, empty))
         stop = start + box_numel(box)
         flat[start:stop] = values(philox_words(tensors.reshape(index, (-1,)), seed, offset))

@@ -16,7 +16,7 @@ from hp_core.errors import RedistributeError
 from hp_core.layout import Layout, intern
 from hp_core.redistribute.refinement import common_refinement, on_refinement
 from hp_core.redistribute.routes import fan_in, traffic
-from hp_core.redistribute.steps import Plan, Step, Transfer, largest_local_shape, mesh_text
+from hp_core.redistribute.steps import Plan, Step, Transfer, mesh_text
 
 if TYPE_CHECKING:
     from hp_core.redistribute.planner import CostModel
@@ -153,7 +153,7 @@ def _follow(
 
 
 def _bytes(layout: Layout, shape: tuple[int, ...], itemsize: int) -> int:
-    return prod(largest_local_shape(layout, shape)) * itemsize
+    return prod(layout.largest_local_shape(shape)) * itemsize
 
 
 def _settled(src: Layout, dims: list[int]) -> Iterator[Layout]:

@@ -7,14 +7,17 @@ made. Given a list of arrivals, a closure that communicates returns at once and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from hp_core.geometry import Box, box_numel, box_shape, clipped, intersect, origin_box, relative_to
 from hp_core.platform import Group, get_platform
-from hp_core.platform.protocol import Tensor, Work
+from hp_core.platform.protocol import Tensor
 from hp_core.process_group import group_of_ranks
+from hp_core.redistribute.flat_execution import compile_flat
 from hp_core.redistribute.routes import route
+from hp_core.redistribute.runs import Arrivals, Run, conclude, padded
 from hp_core.redistribute.steps import (
     AllGather,
     AllReduce,
@@ -33,12 +36,6 @@ __all__ = ["ABSENT_SHAPE", "Arrivals", "Run", "compile_step", "is_member", "keep
 ABSENT_SHAPE = (0,)
 """Shape of the local tensor of a rank outside of the mesh."""
 
-Run = Callable[..., Tensor]
-"""`run(local)`; if it communicates, also `run(local, arrivals)`."""
-
-Arrivals = list[Callable[[], None]]
-"""What is still to be done, in this order, before a tensor may be used: wait, then put things in place."""
-
 
 def compile_step(step: Step, shape: tuple[int, ...]) -> tuple[Run, bool] | None:
     """This rank's part in a step, and whether it communicates; None if it has none, being outside of the meshes."""
@@ -46,6 +43,8 @@ def compile_step(step: Step, shape: tuple[int, ...]) -> tuple[Run, bool] | None:
         return _transfer(step, shape) if is_member(step.before) or is_member(step.after) else None
     if not is_member(step.before):
         return None
+    if step.before.flat != step.after.flat:
+        return compile_flat(step, shape)
     if isinstance(step, Slice):
         return _slice(step, shape), False
     if isinstance(step, Pad):
@@ -82,25 +81,7 @@ def keeps_value(step: Step) -> bool:
 def _moves_anything(step: Step, shape: tuple[int, ...]) -> bool:
     """Whether any member of this rank's group holds an element; equal on all members."""
     members = step.before.mesh.members(step.axes)
-    return any(box_numel(layout.bounds(shape, rank)) for rank in members for layout in (step.before, step.after))
-
-
-def _conclude(work: Work | None, unpack: Callable[[], None] | None, arrivals: Arrivals | None, *alive: Tensor) -> None:
-    """What follows a communication: now, or (tensors kept alive until then) when its result is needed."""
-    if arrivals is None:
-        if unpack is not None:
-            unpack()
-        return
-    kept: list[Tensor] = list(alive)
-
-    def arrive() -> None:
-        if work is not None:
-            work.wait()
-        if unpack is not None:
-            unpack()
-        kept.clear()
-
-    arrivals.append(arrive)
+    return any(prod(layout.local_shape(shape, rank)) for rank in members for layout in (step.before, step.after))
 
 
 # -- local steps ----------------------------------------------------------------------------------------------------
@@ -154,7 +135,7 @@ def _all_reduce(reduce_op: str, group: Group) -> Run:
         if arrivals is None:
             all_reduce(result, reduce_op, group)
         else:
-            _conclude(all_reduce(result, reduce_op, group, True), None, arrivals)
+            conclude(all_reduce(result, reduce_op, group, True), None, arrivals)
         return result
 
     return run
@@ -176,11 +157,11 @@ def _all_gather(step: Step, shape: tuple[int, ...], group: Group) -> Run:
 
         def run_in_place(local: Tensor, arrivals: Arrivals | None = None) -> Tensor:
             result = tensors.empty(gathered_shape, local)
-            source = _padded(local, own, largest)
+            source = padded(local, own, largest)
             if arrivals is None:
                 all_gather(result, source, group)
             else:
-                _conclude(all_gather(result, source, group, True), None, arrivals, source)
+                conclude(all_gather(result, source, group, True), None, arrivals, source)
             return result if gathered_shape == result_shape else tensors.beginning(result, result_shape)
 
         return run_in_place
@@ -197,7 +178,7 @@ def _all_gather(step: Step, shape: tuple[int, ...], group: Group) -> Run:
             def unpack() -> None:
                 tensors.paste(tensors.reshape(result, split), everything, tensors.movedim(gathered, 0, dim))
 
-            _conclude(all_gather(gathered, source, group, arrivals is not None), unpack, arrivals, source)
+            conclude(all_gather(gathered, source, group, arrivals is not None), unpack, arrivals, source)
             return result
 
         return run_permuting
@@ -205,7 +186,7 @@ def _all_gather(step: Step, shape: tuple[int, ...], group: Group) -> Run:
     targets = [(i, relative_to(piece, whole), box_shape(piece)) for i, piece in enumerate(pieces) if box_numel(piece)]
 
     def run(local: Tensor, arrivals: Arrivals | None = None) -> Tensor:
-        source = _padded(local, own, largest)
+        source = padded(local, own, largest)
         gathered = tensors.empty(stacked, local)
         result = tensors.empty(result_shape, local)
 
@@ -213,7 +194,7 @@ def _all_gather(step: Step, shape: tuple[int, ...], group: Group) -> Run:
             for i, target, size in targets:
                 tensors.paste(result, target, tensors.crop(gathered[i], origin_box(size)))
 
-        _conclude(all_gather(gathered, source, group, arrivals is not None), unpack, arrivals, source)
+        conclude(all_gather(gathered, source, group, arrivals is not None), unpack, arrivals, source)
         return result
 
     return run
@@ -241,7 +222,7 @@ def _reduce_scatter(step: Step, shape: tuple[int, ...], group: Group) -> Run:
             if arrivals is None:
                 reduce_scatter(result, source, reduce_op, group)
             else:
-                _conclude(reduce_scatter(result, source, reduce_op, group, True), None, arrivals, source)
+                conclude(reduce_scatter(result, source, reduce_op, group, True), None, arrivals, source)
             return result
 
         return run_even
@@ -264,7 +245,7 @@ def _reduce_scatter(step: Step, shape: tuple[int, ...], group: Group) -> Run:
             if result is not received:
                 tensors.paste(result, cut, tensors.crop(received, cut))
 
-        _conclude(reduce_scatter(received, source, reduce_op, group, arrivals is not None), unpack, arrivals, source)
+        conclude(reduce_scatter(received, source, reduce_op, group, arrivals is not None), unpack, arrivals, source)
         return result
 
     return run
@@ -299,7 +280,7 @@ def _all_to_all(step: Step, shape: tuple[int, ...], group: Group) -> Run:
             for start, stop, box in unpacking:
                 tensors.paste(result, box, tensors.reshape(received[start:stop], box_shape(box)))
 
-        _conclude(all_to_all(received, source, *splits, group, arrivals is not None), unpack, arrivals, source)
+        conclude(all_to_all(received, source, *splits, group, arrivals is not None), unpack, arrivals, source)
         return result
 
     return run
@@ -379,7 +360,7 @@ def _point_to_point(
         work = None
         if group is not None and (sent or arriving):
             work = exchange(sent, arriving, group, arrivals is not None)
-        _conclude(work, unpack, arrivals, *(tensor for tensor, _ in sent))
+        conclude(work, unpack, arrivals, *(tensor for tensor, _ in sent))
         return result
 
     return run
@@ -401,15 +382,6 @@ def _stacking_dim(pieces: Sequence[Box], whole: Box, largest: tuple[int, ...]) -
         if any(box_numel(piece) and piece[d] != whole[d] for d in range(len(whole)) if d != dim):
             return None
     return dim
-
-
-def _padded(local: Tensor, own: tuple[int, ...], largest: tuple[int, ...]) -> Tensor:
-    tensors = get_platform().tensors
-    if own == largest:
-        return tensors.contiguous(local)
-    padded = tensors.zeros(largest, local)
-    tensors.paste(padded, origin_box(own), local)
-    return padded
 
 
 def _shared(own: Box, other: Box) -> Box | None:

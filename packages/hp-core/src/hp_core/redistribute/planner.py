@@ -2,7 +2,7 @@
 
 `plan_redistribute` states the problem to `search`, which knows nothing of layouts, and turns the answer into steps for
 the executor. Up to three axes and four dims the plan is optimal; on larger meshes the effort is bounded, alike on all
-ranks. Between different meshes `cross_mesh` plans, from plans made here for the ways on either mesh.
+ranks. Between different meshes `cross_mesh` plans, and from and to flat layouts `flat`, from plans made here.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import NamedTuple
 from hp_core.errors import RedistributeError
 from hp_core.layout import Layout, intern
 from hp_core.redistribute.cross_mesh import plan_across
+from hp_core.redistribute.flat import plan_flat
 from hp_core.redistribute.moves import Move, Moves, State
 from hp_core.redistribute.search import Search
 from hp_core.redistribute.steps import AllToAll, Permute, Plan, Step
@@ -149,6 +150,8 @@ def _plan(
         raise RedistributeError(f"itemsize {itemsize}: an element has at least one byte.")
     src.check_shape(shape)
     dst.check_shape(shape)
+    if src.flat is not None or dst.flat is not None:
+        return plan_flat(src, dst, shape, itemsize, cost_model, memory_limit, _plan)
     if src.mesh is not dst.mesh:
         return plan_across(src, dst, shape, itemsize, cost_model, memory_limit, _plan)
     problem = _Problem(src, dst, shape, itemsize, cost_model, memory_limit)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
-from hp_core.geometry import box_shape
 from hp_core.layout import Layout
 from hp_core.mesh import DeviceMesh
 
@@ -27,7 +26,6 @@ __all__ = [
     "Slice",
     "Step",
     "Transfer",
-    "largest_local_shape",
     "mesh_text",
 ]
 
@@ -37,10 +35,11 @@ class Step:
     """One step of a plan; the subclass says how `before` becomes `after`.
 
     Attributes:
-        axes: indices of the mesh axes that the step is about, ascending, all of more than one rank. A collective runs
-            once, over the group that they make when flattened. Over each of these axes something changes; over all
-            others `before` and `after` agree.
-        before: layout of what the step takes. Axes of one rank are left out, here and in `after`.
+        axes: indices of the mesh axes that the step is about, ascending, all of more than one rank (but for an axis that
+            shares flat pieces). A collective runs once, over the group that they make when flattened. Over each of these
+            axes something changes; over all others `before` and `after` agree.
+        before: layout of what the step takes. Axes of one rank are left out, here and in `after`, but for one that shares
+            flat pieces.
         after: layout of what the step gives.
         nbytes: bytes that a rank puts on the wire (the largest over the ranks); 0 for a local step.
     """
@@ -55,8 +54,8 @@ class Step:
 
     @property
     def messages(self) -> int:
-        """Rounds of communication: 0 for a local step, else 1."""
-        return 0 if self.local else 1
+        """Rounds of communication: 0 for a local step, or over an axis of one rank; else 1."""
+        return 0 if self.local or self.group_size == 1 else 1
 
     @property
     def axis_names(self) -> tuple[str, ...]:
@@ -77,8 +76,8 @@ class Step:
     def describe(self, global_shape: Sequence[int]) -> str:
         """One line for people: kind, axes, layouts, largest local shapes, bytes."""
         reduce_op = f"({self.reduce_op})" if self.reduce_op else ""
-        shapes = [largest_local_shape(layout, global_shape) for layout in (self.before, self.after)]
-        cost = "local" if self.local else f"{self.nbytes} B"
+        shapes = [layout.largest_local_shape(global_shape) for layout in (self.before, self.after)]
+        cost = f"{self.nbytes} B" if self.messages else "local"
         return (
             f"{self.kind}{reduce_op} over {', '.join(self.axis_names)}: {self.before.compact_str} -> "
             f"{self.after.compact_str}, local {shapes[0]} -> {shapes[1]}, {cost}"
@@ -87,7 +86,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class AllGather(Step):
-    """Undo the innermost cuts: `axes` are suffixes of the dims' axis lists, of one dim or of several, and go away."""
+    """Undo the innermost cuts: `axes` are suffixes of the dims' axis lists, of one dim or of several, and go away.
+
+    Or put flat shares together, over the axis that shares.
+    """
 
     kind: ClassVar[str] = "all_gather"
 
@@ -101,7 +103,10 @@ class AllReduce(Step):
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter(Step):
-    """Finish the reductions pending on `axes`, each rank keeping its part: `axes` become innermost cuts of dims."""
+    """Finish the reductions pending on `axes`, each rank keeping its part: `axes` become innermost cuts of dims.
+
+    Or the one axis, that which shares flat pieces.
+    """
 
     kind: ClassVar[str] = "reduce_scatter"
 
@@ -122,7 +127,10 @@ class Permute(Step):
 
 @dataclass(frozen=True, slots=True)
 class Slice(Step):
-    """Local: each rank keeps its part of what was replicated over `axes`; they become innermost cuts of some dims."""
+    """Local: each rank keeps its part of what was replicated over `axes`; they become innermost cuts of some dims.
+
+    Or the one axis shares the flattened piece.
+    """
 
     kind: ClassVar[str] = "slice"
     local: ClassVar[bool] = True
@@ -142,7 +150,10 @@ class Scale(Step):
 
 @dataclass(frozen=True, slots=True)
 class Pad(Step):
-    """Local: innermost cuts become a pending sum, each rank putting zeros around its part. Undoes a reduce-scatter."""
+    """Local: innermost cuts, or flat shares, become a pending sum, each rank putting zeros around its part.
+
+    Undoes a reduce-scatter.
+    """
 
     kind: ClassVar[str] = "pad"
     local: ClassVar[bool] = True
@@ -165,7 +176,7 @@ class Transfer(Step):
 
     def describe(self, global_shape: Sequence[int]) -> str:
         """One line for people: both meshes and layouts, largest local shapes, bytes."""
-        shapes = [largest_local_shape(layout, global_shape) for layout in (self.before, self.after)]
+        shapes = [layout.largest_local_shape(global_shape) for layout in (self.before, self.after)]
         cost = f"{self.nbytes} B" if self.nbytes else "local"
         return (
             f"{self.kind}: {self.before.compact_str} on {mesh_text(self.before.mesh)} -> {self.after.compact_str} on "
@@ -228,11 +239,3 @@ def mesh_text(mesh: DeviceMesh) -> str:
             runs.append([rank])
     texts = ["-".join(map(str, run)) for run in runs[:8]] + ["..."] * (len(runs) > 8)
     return f"[{axes}: ranks {','.join(texts)}]"
-
-
-def largest_local_shape(layout: Layout, global_shape: Sequence[int]) -> tuple[int, ...]:
-    """Local shape of the rank that holds most: the first along every axis, but where ragged shares say another."""
-    coordinate = [0] * layout.mesh.ndim
-    if layout.ragged is not None:
-        coordinate[layout.axes_of(0)[0]] = layout.ragged.index(max(layout.ragged))
-    return box_shape(layout.bounds_at(tuple(global_shape), tuple(coordinate)))

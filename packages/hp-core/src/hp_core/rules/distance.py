@@ -26,12 +26,12 @@ from hp_core.rules.rule import PLAIN, Composite, OpCall, Operand, Output, Strate
 __all__: list[str] = []
 
 
-@rule("vector_norm", "input ord dim keepdim dtype", sees_floats=True)
+@rule("vector_norm", "input ord dim keepdim dtype", sees_floats=True, flat="reduces")
 def _vector_norm(call: OpCall) -> Strategy | Composite:
     return Composite(_vector_norm_of_cut) if is_cut(call.specs[0], call.dims()) else whole_reduction(call)
 
 
-@rule("norm", "input p dim keepdim dtype", sees_floats=True)
+@rule("norm", "input p dim keepdim dtype", sees_floats=True, flat="reduces")
 def _norm(call: OpCall) -> Strategy | Composite:
     """The p-norm over all elements or along dims; "fro" is the 2-norm, "nuc" a norm of matrices."""
     if call.get("p") == "nuc":
@@ -39,14 +39,15 @@ def _norm(call: OpCall) -> Strategy | Composite:
     return Composite(_norm_of_cut) if is_cut(call.specs[0], call.dims()) else whole_reduction(call)
 
 
-@rule("linalg_norm", "input ord dim keepdim dtype", sees_floats=True)
+@rule("linalg_norm", "input ord dim keepdim dtype", sees_floats=True, flat="as is")
 def _linalg_norm(call: OpCall) -> Strategy | Composite:
     """Of vectors; or of matrices, if `ord` is given and there are two dims."""
     spec, ord = call.specs[0], call.get("ord")
     dims = call.dims()
     if ord is not None and (len(dims) == 2 if call.get("dim") is not None else spec.ndim == 2):
         return _of_matrices(call, dims)
-    return Composite(_linalg_norm_of_cut) if is_cut(spec, dims) else whole_reduction(call)
+    is_shared = spec.layout.flat is not None or is_cut(spec, dims)
+    return Composite(_linalg_norm_of_cut) if is_shared else whole_reduction(call)
 
 
 @rule("matrix_norm", "input ord dim keepdim dtype", sees_floats=True)
@@ -106,7 +107,7 @@ def _matrix_norm_of_cut(x: Any, ord: Any = "fro", dim: Any = (-2, -1), keepdim: 
     return result if keepdim else result.squeeze((rows, columns))
 
 
-@rule("dist", "input other p", decomposed=True)
+@rule("dist", "input other p", decomposed=True, flat="as is")
 def _dist(x: Any, other: Any, p: float = 2.0) -> Any:
     return _norm_of_difference(x - other, p, None, False)
 

@@ -111,20 +111,20 @@ def _nonlinear(call: OpCall) -> Strategy:
 
 
 for _name in NONLINEAR_UNARY.split():
-    rule(_name, UNARY_PARAMETERS.get(_name, "input"))(_nonlinear)
+    rule(_name, UNARY_PARAMETERS.get(_name, "input"), flat="elementwise")(_nonlinear)
 for _name in NONLINEAR_BINARY.split():
-    rule(_name, UNARY_PARAMETERS.get(_name, "input other"))(_nonlinear)
+    rule(_name, UNARY_PARAMETERS.get(_name, "input other"), flat="elementwise")(_nonlinear)
 
 
-@rule("neg positive", "input")
-@rule("clone contiguous", "input memory_format")
-@rule("conj resolve_conj resolve_neg real imag", "input")
+@rule("neg positive", "input", flat="elementwise")
+@rule("clone contiguous", "input memory_format", flat="elementwise")
+@rule("conj resolve_conj resolve_neg real imag", "input", flat="elementwise")
 def _linear_unary(call: OpCall) -> Strategy:
     moving = frozenset({"sum", "avg", "max", "min"}) if call.name in ("clone", "contiguous", "positive") else None
     return elementwise(call, [FACTOR], keeps=moving)
 
 
-@rule("add sub", "input other alpha")
+@rule("add sub", "input other alpha", flat="elementwise")
 def _additive(call: OpCall) -> Strategy | Composite:
     if isinstance(call.get("alpha"), TensorSpec):
         return Composite(_scaled_sum if call.name == "add" else _scaled_difference)
@@ -133,7 +133,7 @@ def _additive(call: OpCall) -> Strategy | Composite:
     return elementwise(call, roles)
 
 
-@rule("rsub", "input other alpha")
+@rule("rsub", "input other alpha", flat="elementwise")
 def _reversed_difference(call: OpCall) -> Strategy:
     return elementwise(call, [ADDEND, ADDEND] if len(call.specs) == 2 else [PLAIN])
 
@@ -147,12 +147,12 @@ def _scaled_difference(x: Any, other: Any, alpha: Any) -> Any:
     return x - other * alpha.detach()
 
 
-@rule("mul", "input other")
+@rule("mul", "input other", flat="elementwise")
 def _multiplicative(call: OpCall) -> Strategy:
     return elementwise(call, [FACTOR] * len(call.specs))
 
 
-@rule("div", "input other rounding_mode")
+@rule("div", "input other rounding_mode", flat="elementwise")
 def _division(call: OpCall) -> Strategy:
     rounded = call.get("rounding_mode") is not None
     numerator = FACTOR if isinstance(call.get("input"), TensorSpec) and not rounded else PLAIN
@@ -161,17 +161,17 @@ def _division(call: OpCall) -> Strategy:
     )
 
 
-@rule("addcmul addcdiv", "input tensor1 tensor2 value")
+@rule("addcmul addcdiv", "input tensor1 tensor2 value", flat="elementwise")
 def _add_product(call: OpCall) -> Strategy:
     return elementwise(call, [ADDEND, FACTOR, FACTOR if call.name == "addcmul" else PLAIN])
 
 
-@rule("lerp", "input end weight")
+@rule("lerp", "input end weight", flat="elementwise")
 def _lerp(call: OpCall) -> Strategy:
     return elementwise(call, [ADDEND, ADDEND] if len(call.specs) == 2 else [PLAIN] * len(call.specs))
 
 
-@rule("complex", "real imag")
+@rule("complex", "real imag", flat="elementwise")
 def _complex(call: OpCall) -> Strategy:
     return elementwise(call, [ADDEND, ADDEND])
 
@@ -187,7 +187,7 @@ def _complex_view(call: OpCall) -> Strategy:
     return solve([Operand(spec, labels, FACTOR)], [Output(labels[:-1])])
 
 
-@rule("frexp", "input")
+@rule("frexp", "input", flat="elementwise")
 def _frexp(call: OpCall) -> Strategy:
     labels = tuple(range(call.specs[0].ndim))
     return solve([Operand(call.specs[0], labels, PLAIN)], [Output(labels), Output(labels)])
@@ -216,13 +216,13 @@ def _isin(call: OpCall) -> Strategy:
     return solve(operands, [Output(operands[0].labels if isinstance(elements, TensorSpec) else ())])
 
 
-@rule("equal", "input other", decomposed=True)
+@rule("equal", "input other", decomposed=True, flat="as is")
 def _equal(x: Any, other: Any) -> bool:
     """Whether shapes and all elements are the same: a Python bool, equal on all ranks."""
     return tuple(x.shape) == tuple(other.shape) and bool((x == other).all())
 
 
-@rule("where", "condition input other")
+@rule("where", "condition input other", flat="elementwise")
 def _where(call: OpCall) -> Strategy | Composite:
     if len(call.arguments) == 1:
         return Composite(lambda condition: condition.nonzero(as_tuple=True))
@@ -232,13 +232,17 @@ def _where(call: OpCall) -> Strategy | Composite:
     return elementwise(call, roles if roles.count(ADDEND) == 2 else [PLAIN] * len(call.specs))
 
 
-@rule("masked_fill", "input mask value")
+@rule("masked_fill", "input mask value", flat="elementwise")
 def _masked_fill(call: OpCall) -> Strategy:
     return elementwise(call, [PLAIN] * len(call.specs))
 
 
-@rule("cpu", "input")
-@rule("to float double half bfloat16 int long bool short byte char chalf cfloat cdouble type_as", "input dtype")
+@rule("cpu", "input", flat="elementwise")
+@rule(
+    "to float double half bfloat16 int long bool short byte char chalf cfloat cdouble type_as",
+    "input dtype",
+    flat="elementwise",
+)
 def _cast(call: OpCall) -> Strategy:
     """A cast to a wider floating type is linear and keeps a pending sum; one that rounds or truncates must not come first."""
     tensors = get_platform().tensors
@@ -258,23 +262,23 @@ def _cast(call: OpCall) -> Strategy:
     return elementwise(call, [PLAIN])
 
 
-@rule("copy", "input src non_blocking")
+@rule("copy", "input src non_blocking", flat="elementwise")
 def _copy(call: OpCall) -> Strategy:
     return elementwise(call, [ADDEND] * len(call.specs), keeps=frozenset({"sum", "avg", "max", "min"}))
 
 
-@rule("zero", "input")
+@rule("zero", "input", flat="elementwise")
 def _zero(call: OpCall) -> Strategy:
     return elementwise(call, [FACTOR])
 
 
-@rule("fill", "input value")
+@rule("fill", "input value", flat="elementwise")
 def _fill(call: OpCall) -> Strategy:
     return elementwise(call, [PLAIN] * len(call.specs))
 
 
-@rule("zeros_like ones_like empty_like", "input dtype")
-@rule("full_like", "input fill_value dtype")
+@rule("zeros_like ones_like empty_like", "input dtype", flat="elementwise")
+@rule("full_like", "input fill_value dtype", flat="elementwise")
 def _like(call: OpCall) -> Strategy:
     """A new tensor of the operand's shape and cuts; nothing is read, so nothing is reduced."""
     spec = call.specs[0]

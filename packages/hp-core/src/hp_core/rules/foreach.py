@@ -23,10 +23,10 @@ _BINARY = "add sub mul div maximum minimum clamp_max clamp_min pow copy"
 _ROLES = {"add": ADDEND, "sub": ADDEND, "mul": FACTOR, "neg": FACTOR, "zero": FACTOR, "copy": ADDEND, "clone": FACTOR}
 
 
-@rule(" ".join(f"_foreach_{name}" for name in _UNARY.split()), "self")
-@rule(" ".join(f"_foreach_{name}" for name in _BINARY.split()), "self other alpha")
-@rule("_foreach_addcmul _foreach_addcdiv", "self tensor1 tensor2 value")
-@rule("_foreach_lerp", "self end weight")
+@rule(" ".join(f"_foreach_{name}" for name in _UNARY.split()), "self", flat="elementwise")
+@rule(" ".join(f"_foreach_{name}" for name in _BINARY.split()), "self other alpha", flat="elementwise")
+@rule("_foreach_addcmul _foreach_addcdiv", "self tensor1 tensor2 value", flat="elementwise")
+@rule("_foreach_lerp", "self end weight", flat="elementwise")
 def _foreach(call: OpCall) -> Strategy:
     """One strategy per position, then joined in the order in which the call lists its tensors.
 
@@ -55,7 +55,7 @@ def _foreach(call: OpCall) -> Strategy:
     return Strategy(tuple(layouts), tuple(piece.outputs[0] for piece in pieces), active=tuple(active))
 
 
-@rule("_foreach_norm", "self ord dtype", sees_floats=True, decomposed=True)
+@rule("_foreach_norm", "self ord dtype", sees_floats=True, decomposed=True, flat="as is")
 def _foreach_norm(tensors, ord=2, dtype=None):  # type: ignore[no-untyped-def]
     """The norm of each tensor. 2-norms that share a mesh are reduced together: one message for all, not one for each."""
     kinds = {(getattr(tensor, "device_mesh", None), tensor.dtype) for tensor in tensors}
@@ -68,7 +68,7 @@ def _foreach_norm(tensors, ord=2, dtype=None):  # type: ignore[no-untyped-def]
     return tuple(norms.unbind(0))
 
 
-@rule("_foreach_max", "self", decomposed=True)
+@rule("_foreach_max", "self", decomposed=True, flat="as is")
 def _foreach_max(tensors):  # type: ignore[no-untyped-def]
     """The largest element of each tensor."""
     return tuple(tensor.max() for tensor in tensors)
@@ -80,9 +80,9 @@ def _foreach_mm(tensors, mat2):  # type: ignore[no-untyped-def]
     return tuple(first @ second for first, second in zip(tensors, mat2, strict=True))
 
 
-@rule("_fused_adam _fused_adamw", "self grads exp_avgs exp_avg_sqs max_exp_avg_sqs state_steps")
-@rule("_fused_sgd", "params grads momentum_buffer_list")
-@rule("_fused_adagrad", "self grads state_sums state_steps")
+@rule("_fused_adam _fused_adamw", "self grads exp_avgs exp_avg_sqs max_exp_avg_sqs state_steps", flat="alike")
+@rule("_fused_sgd", "params grads momentum_buffer_list", flat="alike")
+@rule("_fused_adagrad", "self grads state_sums state_steps", flat="alike")
 def _fused(call: OpCall) -> Strategy:
     """Everything is elementwise in the parameters: all lists are cut like them."""
     parameters, *others = _tensor_lists(call)

@@ -118,7 +118,7 @@ def _group_norm_of_cut(x: Any, num_groups: int, weight: Any = None, bias: Any = 
 # -- batch and instance normalisation ---------------------------------------------------------------------------------
 
 
-@rule("batch_norm", "input running_mean running_var weight bias training momentum eps")
+@rule("batch_norm", "input running_mean running_var weight bias training momentum eps", flat="as is")
 def _batch_norm(call: OpCall) -> Strategy | Composite:
     """Statistics over all samples of all ranks; the running ones are updated alike."""
     if not call.get("training", False):
@@ -146,7 +146,7 @@ def _batch_norm_of_cut(
     return _scaled(result, _per_channel(weight, x.ndim), _per_channel(bias, x.ndim)).to(x.dtype)
 
 
-@rule("instance_norm", "input running_mean running_var weight bias use_input_stats momentum eps")
+@rule("instance_norm", "input running_mean running_var weight bias use_input_stats momentum eps", flat="as is")
 def _instance_norm(call: OpCall) -> Strategy | Composite:
     """Statistics of each channel of each sample; the running ones are their means over the samples."""
     spec = call.specs[0]

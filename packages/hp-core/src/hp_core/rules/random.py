@@ -36,7 +36,7 @@ def _op(names: str, parameters: str) -> Callable[[Callable[..., Any]], Callable[
     """Decorator: the function computes these ops, and their in-place variants, from other ops on DTensors."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        rule(names, parameters)(lambda _: Composite(function))
+        rule(names, parameters, flat="as is")(lambda _: Composite(function))
         return function
 
     return register
@@ -110,7 +110,7 @@ def _rrelu(
 # -- random tensors of another's shape ------------------------------------------------------------------------------
 
 
-@rule("bernoulli", "input p generator")
+@rule("bernoulli", "input p generator", flat="as is")
 def _bernoulli(call: OpCall) -> Composite:
     """In place, fill with ones of probability p; else ones of the probability that `x` (or p, for each element) says."""
     return Composite(_fill_bernoulli if call.inplace else _draw_bernoulli)
@@ -127,21 +127,21 @@ def _draw_bernoulli(x: Any, p: Any = None, generator: Any = None) -> Any:
     return (_random(x, "uniform", "float32") < (x if p is None else p)).to(x.dtype)
 
 
-@rule("rand_like", f"input dtype generator {_WHERE}", decomposed=True)
+@rule("rand_like", f"input dtype generator {_WHERE}", decomposed=True, flat="as is")
 def _rand_like(x: Any, dtype: Any = None, generator: Any = None, **_: Any) -> Any:
     """Uniform in [0, 1), of the shape and layout of `x`."""
     _refuse_generator(generator)
     return _random(x, "uniform", dtype)
 
 
-@rule("randn_like", f"input dtype generator {_WHERE}", decomposed=True)
+@rule("randn_like", f"input dtype generator {_WHERE}", decomposed=True, flat="as is")
 def _randn_like(x: Any, dtype: Any = None, generator: Any = None, **_: Any) -> Any:
     """Standard normal, of the shape and layout of `x`."""
     _refuse_generator(generator)
     return _random(x, "normal", dtype)
 
 
-@rule("randint_like", f"input low high dtype generator {_WHERE}", decomposed=True)
+@rule("randint_like", f"input low high dtype generator {_WHERE}", decomposed=True, flat="as is")
 def _randint_like(x: Any, low: Any = None, high: Any = None, dtype: Any = None, generator: Any = None, **_: Any) -> Any:
     """Integers in [low, high), or in [0, high) if one bound is given."""
     _refuse_generator(generator)
@@ -150,7 +150,7 @@ def _randint_like(x: Any, low: Any = None, high: Any = None, dtype: Any = None, 
     return _integers(x, int(low), int(high), dtype)
 
 
-@rule("normal", "mean std generator", decomposed=True)
+@rule("normal", "mean std generator", decomposed=True, flat="as is")
 def _normal_around(mean: Any, std: Any = 1.0, generator: Any = None, **_: Any) -> Any:
     """Normal numbers whose mean, deviation or both are tensors."""
     _refuse_generator(generator)
@@ -183,21 +183,21 @@ def _multinomial(x: Any, num_samples: int, replacement: bool = False, generator:
 # -- filling in place -----------------------------------------------------------------------------------------------
 
 
-@rule("uniform", "input low high generator", decomposed=True, inplace=True)
+@rule("uniform", "input low high generator", decomposed=True, inplace=True, flat="as is")
 def _uniform(x: Any, low: float = 0.0, high: float = 1.0, generator: Any = None) -> Any:
     """Fill with numbers uniform in [low, high)."""
     _refuse_generator(generator)
     return x.copy_(_random(_writable(x), "uniform") * (high - low) + low)
 
 
-@rule("fill_normal", "input mean std generator", decomposed=True, inplace=True)
+@rule("fill_normal", "input mean std generator", decomposed=True, inplace=True, flat="as is")
 def _normal(x: Any, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Any:
     """Fill with normal numbers."""
     _refuse_generator(generator)
     return x.copy_(_random(_writable(x), "normal") * std + mean)
 
 
-@rule("exponential", "input lambd generator", decomposed=True, inplace=True)
+@rule("exponential", "input lambd generator", decomposed=True, inplace=True, flat="as is")
 def _exponential(x: Any, lambd: float = 1.0, generator: Any = None) -> Any:
     """Fill with exponential numbers of rate `lambd`, never 0."""
     _refuse_generator(generator)
@@ -206,28 +206,28 @@ def _exponential(x: Any, lambd: float = 1.0, generator: Any = None) -> Any:
     return x.copy_(_random(_writable(x), "exponential", None, lambd))
 
 
-@rule("cauchy", "input median sigma generator", decomposed=True, inplace=True)
+@rule("cauchy", "input median sigma generator", decomposed=True, inplace=True, flat="as is")
 def _cauchy(x: Any, median: float = 0.0, sigma: float = 1.0, generator: Any = None) -> Any:
     """Fill with Cauchy numbers."""
     _refuse_generator(generator)
     return x.copy_(_random(_writable(x), "cauchy", None, median, sigma))
 
 
-@rule("log_normal", "input mean std generator", decomposed=True, inplace=True)
+@rule("log_normal", "input mean std generator", decomposed=True, inplace=True, flat="as is")
 def _log_normal(x: Any, mean: float = 1.0, std: float = 2.0, generator: Any = None) -> Any:
     """Fill with numbers whose logarithm is normal."""
     _refuse_generator(generator)
     return x.copy_(_random(_writable(x), "log_normal", None, mean, std))
 
 
-@rule("geometric", "input p generator", decomposed=True, inplace=True)
+@rule("geometric", "input p generator", decomposed=True, inplace=True, flat="as is")
 def _geometric(x: Any, p: float, generator: Any = None) -> Any:
     """Fill with the number of trials to the first success."""
     _refuse_generator(generator)
     return x.copy_(_random(_writable(x), "geometric", None, p))
 
 
-@rule("random", "input from to generator", decomposed=True, inplace=True)
+@rule("random", "input from to generator", decomposed=True, inplace=True, flat="as is")
 def _random_in_place(x: Any, generator: Any = None, **bounds: Any) -> Any:
     """Fill with integers: `random_()`, `random_(to)` or `random_(from, to)`; exact in every element type."""
     _refuse_generator(generator)

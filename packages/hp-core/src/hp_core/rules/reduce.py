@@ -29,17 +29,17 @@ __all__ = [
 ]
 
 
-@rule("sum nansum", "input dim keepdim dtype")
+@rule("sum nansum", "input dim keepdim dtype", flat="reduces")
 def _sum(call: OpCall) -> Strategy:
     return _reduction(call, "sum", FACTOR if call.name == "sum" else PLAIN)
 
 
-@rule("count_nonzero", "input dim")
+@rule("count_nonzero", "input dim", flat="reduces")
 def _count(call: OpCall) -> Strategy:
     return _reduction(call, "sum", PLAIN)
 
 
-@rule("mean", "input dim keepdim dtype")
+@rule("mean", "input dim keepdim dtype", flat="reduces")
 def _mean(call: OpCall) -> Strategy:
     """Each rank divides its own sum by the global count, so uneven pieces weigh right."""
     strategy = _reduction(call, "sum", FACTOR)
@@ -55,7 +55,7 @@ def _mean(call: OpCall) -> Strategy:
     return strategy
 
 
-@rule("nanmean", "input dim keepdim dtype")
+@rule("nanmean", "input dim keepdim dtype", flat="reduces")
 def _nanmean(call: OpCall) -> Strategy | Composite:
     return Composite(_nanmean_of_cut) if is_cut(call.specs[0], call.dims()) else whole_reduction(call)
 
@@ -65,13 +65,13 @@ def _nanmean_of_cut(x: Any, dim: Any = None, keepdim: bool = False, dtype: Any =
     return x.nansum(dims, keepdim, dtype=dtype) / (~x.isnan()).sum(dims, keepdim)
 
 
-@rule("all any", "input dim keepdim")
+@rule("all any", "input dim keepdim", flat="reduces")
 def _logical(call: OpCall) -> Strategy:
     """Of an empty piece they are what changes nothing."""
     return _reduction(call, "min" if call.name == "all" else "max", PLAIN)
 
 
-@rule("allclose", "input other rtol atol equal_nan", sees_floats=True, decomposed=True)
+@rule("allclose", "input other rtol atol equal_nan", sees_floats=True, decomposed=True, flat="as is")
 def _allclose(x, other, rtol=1e-05, atol=1e-08, equal_nan=False):  # type: ignore[no-untyped-def]
     """Whether all elements are close: a Python bool, equal on all ranks."""
     return bool(x.isclose(other, rtol, atol, equal_nan).all())
@@ -80,14 +80,14 @@ def _allclose(x, other, rtol=1e-05, atol=1e-08, equal_nan=False):  # type: ignor
 # -- extrema --------------------------------------------------------------------------------------------------------
 
 
-@rule("amax amin", "input dim keepdim")
+@rule("amax amin", "input dim keepdim", flat="reduces")
 def _extremum(call: OpCall) -> Strategy | Composite:
     if not is_cut(call.specs[0], call.dims()):
         return whole_reduction(call)
     return Composite(partial(extremum_of_cut, largest=call.name == "amax", nan_ties=False))
 
 
-@rule("max min", "input dim keepdim")
+@rule("max min", "input dim keepdim", flat="reduces")
 def _max(call: OpCall) -> Strategy | Composite:
     """Of all elements; along a dim with indices; or elementwise of two tensors."""
     from hp_core.rules.elementwise import elementwise
@@ -126,7 +126,7 @@ def extremum_of_cut(x: Any, dim: Any = None, keepdim: bool = False, *, largest: 
     return platform.ops.local("extremum_share")(x, dims, keepdim, largest)
 
 
-@rule("extremum_share", "input dim keepdim largest")
+@rule("extremum_share", "input dim keepdim largest", flat="reduces")
 def _extremum_share(call: OpCall) -> Strategy:
     """The platform's extremum that is pending over the ranks of the pieces."""
     largest = bool(call.get("largest"))
@@ -136,7 +136,7 @@ def _extremum_share(call: OpCall) -> Strategy:
     return strategy
 
 
-@rule("extremum_over_ranks", "input dim keepdim largest nan_ties")
+@rule("extremum_over_ranks", "input dim keepdim largest nan_ties", flat="reduces")
 def _extremum_over_ranks(call: OpCall) -> Strategy:
     """The platform's extremum that is equal on all ranks, with the gradient of ties as in the dense op."""
     dims = call.dims()
@@ -146,7 +146,7 @@ def _extremum_over_ranks(call: OpCall) -> Strategy:
     return strategy
 
 
-@rule("aminmax", "input dim keepdim")
+@rule("aminmax", "input dim keepdim", flat="reduces")
 def _aminmax(call: OpCall) -> Strategy:
     dims = call.dims()
     if not is_cut(call.specs[0], dims):
@@ -185,7 +185,7 @@ def _argument(call: OpCall) -> Strategy:
 # -- products, deviations, logarithms of sums -------------------------------------------------------------------------
 
 
-@rule("prod", "input dim keepdim dtype")
+@rule("prod", "input dim keepdim dtype", flat="reduces")
 def _prod(call: OpCall) -> Strategy:
     dims = call.dims()
     if not is_cut(call.specs[0], dims):

@@ -6,7 +6,7 @@ import difflib
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from hp_core.errors import ShardingRuleError
 from hp_core.platform import get_platform
@@ -15,6 +15,12 @@ from hp_core.rules.rule import Composite, OpCall, Strategy
 __all__ = ["Rule", "find_rule", "nearest_names", "on_change", "register_sharding_rule", "rule", "rule_names"]
 
 RuleFunction = Callable[[OpCall], Strategy | Composite]
+
+FlatUse = Literal["gathered", "elementwise", "alike", "reduces", "as is"]
+"""How an op takes flat operands (see `hp_core.rules.flat`): put together first; share by share if it is elementwise in its
+operands, or elementwise in operands that must lie alike; share by share if it reduces all elements; or as they are, because
+the rule, or the ops that it is computed from, sees to that.
+"""
 
 _FAMILIES = (
     "elementwise",
@@ -52,6 +58,7 @@ class Rule:
         sees_floats: whether the strategy may depend on floating-point arguments.
         decomposed: the function computes the op itself, from other ops on DTensors.
         inplace: of a decomposed op, whether it is the in-place variant (its name ends in "_"); None: both are.
+        flat: how it takes flat operands.
     """
 
     name: str
@@ -60,6 +67,7 @@ class Rule:
     sees_floats: bool = False
     decomposed: bool = False
     inplace: bool | None = False
+    flat: FlatUse = "gathered"
 
 
 _rules: dict[str, Rule] = {}
@@ -76,6 +84,7 @@ def rule(
     sees_floats: bool = False,
     decomposed: bool = False,
     inplace: bool | None = False,
+    flat: FlatUse = "gathered",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: the function is the rule of these ops (names and parameters separated by blanks)."""
 
@@ -85,7 +94,7 @@ def rule(
                 raise ShardingRuleError(
                     f"op {name!r} has two rules: {_rules[name].function.__module__} and {function.__module__}."
                 )
-            _rules[name] = Rule(name, tuple(parameters.split()), function, sees_floats, decomposed, inplace)
+            _rules[name] = Rule(name, tuple(parameters.split()), function, sees_floats, decomposed, inplace, flat)
         return function
 
     return register

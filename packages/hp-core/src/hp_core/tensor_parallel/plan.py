@@ -46,10 +46,11 @@ def parallelize_module(
     if parallelize_plan is None:
         raise PlanError("parallelize_module() needs a plan: a style, or a dict of styles by submodule name.")
     replaced: Replaced = {}
+    named = dict(get_platform().modules.named_modules(module))
     if isinstance(parallelize_plan, ParallelStyle):
         matches = {"": ("", module, parallelize_plan)}
     else:
-        matches = _match(module, parallelize_plan)
+        matches = _match(type(module).__name__, named, parallelize_plan)
     for path, submodule, style in matches.values():
         style.apply(
             submodule,
@@ -63,15 +64,16 @@ def parallelize_module(
     return module
 
 
-def _match(module: Any, plan: Mapping[str, ParallelStyle]) -> dict[str, tuple[str, Any, ParallelStyle]]:
+def _match(
+    kind: str, named: Mapping[str, Any], plan: Mapping[str, ParallelStyle]
+) -> dict[str, tuple[str, Any, ParallelStyle]]:
     """The submodules that the plan's patterns name, with their styles; all checked before anything is changed."""
-    named = dict(get_platform().modules.named_modules(module))
     matches: dict[str, tuple[str, Any, ParallelStyle]] = {}
     patterns: dict[str, str] = {}
     for pattern, style in plan.items():
         if not isinstance(style, ParallelStyle):
             raise PlanError(f"plan[{pattern!r}] is a {type(style).__name__}, not a parallel style.")
-        for path in matching(named, pattern, f"plan[{pattern!r}]", f"submodule of {type(module).__name__}"):
+        for path in matching(named, pattern, f"plan[{pattern!r}]", f"submodule of {kind}"):
             if path in matches:
                 raise PlanError(
                     f"submodule {path!r} is matched by {patterns[path]!r} and {pattern!r}; give it one style."

@@ -373,7 +373,8 @@ class NoParallel(ParallelStyle):
 
 @lru_cache(maxsize=1 << 12)
 def with_axis(layout: Layout, axis: int, placement: Placement, ndim: int) -> Layout:
-    """`layout` with another placement on one mesh axis; a new cut of a dim is its innermost one."""
+    """`layout` with another placement on one mesh axis; a new cut of a dim is its innermost one. Flat shares come together."""
+    layout = layout.unflat
     dims = [tuple(a for a in layout.axes_of(dim) if a != axis) for dim in range(ndim)]
     partials = tuple(pair for pair in layout.partials if pair[0] != axis)
     if isinstance(placement, Shard):

@@ -175,7 +175,8 @@ def _choice(mesh_name: str) -> dict[OpSample, tuple[int, ...]]:
         kinds = [(family(sample.op), size), (alike[0], size), alike]
         rank = next((rank for rank, kind in enumerate(kinds) if kind not in seen), len(kinds))
         seen.update(kinds)
-        choice[sample] = tuple(spread(len(combinations(mesh, operands)), _CHOICES[rank][size]))
+        most = min(_CHOICES[rank][size], tools.most.get(mesh_name, _CHOICES[rank][size]))
+        choice[sample] = tuple(spread(len(combinations(mesh, operands)), most))
     return choice
 
 
