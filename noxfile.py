@@ -41,25 +41,18 @@ WORKSPACE = "workspace"
 @nox.parametrize("package", [nox.param(name, id=name) for name in [*PACKAGES, WORKSPACE]])
 def tests(session: nox.Session, package: str) -> None:
     """Run the tests of every package, of one, `tests(hp-core)`, or those that cross packages, `tests(workspace)`."""
-    _pytest(session, ROOT / "tests" if package == WORKSPACE else PACKAGES[package].tests)
+    folders = [ROOT / "tests"] if package == WORKSPACE else _folders(PACKAGES[package], "tests", "tests_both")
+    _pytest(session, _development(session), folders)
 
 
 @nox.session(venv_backend="none")
 def tests_mindspore(session: nox.Session) -> None:
-    """Run the tests of the MindSpore platform, in an environment of their own."""
+    """Run the tests of the MindSpore platform, and those for both frameworks, in an environment with the two."""
     python = _mindspore(session)
     for package in PACKAGES.values():
-        folder = package.folder / "tests_mindspore"
-        if folder.exists():
-            session.run(
-                python,
-                "-m",
-                "pytest",
-                str(folder.relative_to(ROOT)),
-                *session.posargs,
-                external=True,
-                env={"OMP_NUM_THREADS": "1", "HYPER_PARALLEL_PLATFORM": "mindspore"},
-            )
+        folders = _folders(package, "tests_mindspore", "tests_both")
+        if folders:
+            _pytest(session, python, folders, HYPER_PARALLEL_PLATFORM="mindspore")
 
 
 @nox.session(python=["3.10", "3.12", "3.13"])
@@ -93,12 +86,13 @@ def changed(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style, formatting and the import rules (`-- --fix` mends what can be mended)."""
+    """Check style, formatting, generated files and the import rules (`-- --fix` mends what can be mended)."""
     _install(session, *nox.project.dependency_groups(SETTINGS, "lint"))
     fix = "--fix" in session.posargs
     session.run("ruff", "check", *(["--fix"] if fix else []), ".")
     session.run("ruff", "format", *([] if fix else ["--check"]), ".")
     session.run("python", "build/stubs.py", *([] if fix else ["--check"]))
+    session.run("python", "build/side_by_side.py", *(["--update"] if fix else []))
     session.run("python", "build/import_rules.py")
 
 
@@ -155,32 +149,38 @@ def train(session: nox.Session) -> None:
     """Train the example's language model on 4 ranks of this machine; arguments after `--` go to the example."""
     python = _development(session)
     launcher = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    arguments = ["examples/train_lm.py", "--mesh", "dp=2,tp=2", "--check", *session.posargs]
+    arguments = ["examples/train_lm.py", "--mesh", "dp=2,tp=2", "--fsdp", "--check", *session.posargs]
     # One thread per rank: four ranks on a few cores would only fight for them.
     session.run(*launcher, *arguments, external=True, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session(venv_backend="none")
 def train_mindspore(session: nox.Session) -> None:
-    """Train the example's language model with MindSpore on 2 ranks; arguments after `--` go to the example."""
+    """Train the same model with MindSpore on 2 ranks, tp=2 and dp=2, against one process and PyTorch; arguments as for train."""
     python = _mindspore(session)
     launcher = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    arguments = ["examples/train_lm_mindspore.py", "--mesh", "tp=2", "--check", *session.posargs]
+    few = ["--steps", "60", "--batch", "8", "--eval-every", "0", "--check", "--against-torch"]
     environment = {"OMP_NUM_THREADS": "1", "HYPER_PARALLEL_PLATFORM": "mindspore"}
-    session.run(*launcher, *arguments, external=True, env=environment)
+    for axis in ("tp", "dp"):
+        run = ["examples/train_lm_mindspore.py", "--mesh", f"{axis}=2", "--name", f"train_lm_mindspore-{axis}"]
+        session.run(*launcher, *run, *few, *session.posargs, external=True, env=environment)
 
 
-def _pytest(session: nox.Session, folder: Path) -> None:
-    python = _development(session)
+def _folders(package: Package, *names: str) -> list[Path]:
+    """Those of its folders of tests that a package has."""
+    return [package.folder / name for name in names if (package.folder / name).exists()]
+
+
+def _pytest(session: nox.Session, python: str, folders: list[Path], **environment: str) -> None:
     # Distributed tests start their ranks themselves, and four ranks share a few cores.
     session.run(
         python,
         "-m",
         "pytest",
-        str(folder.relative_to(ROOT)),
+        *[str(folder.relative_to(ROOT)) for folder in folders],
         *session.posargs,
         external=True,
-        env={"OMP_NUM_THREADS": "1"},
+        env={"OMP_NUM_THREADS": "1", **environment},
     )
 
 
@@ -198,7 +198,7 @@ def _development(session: nox.Session) -> str:
 def _mindspore(session: nox.Session) -> str:
     """The interpreter of the environment with MindSpore, made or brought up to date first where needed."""
     if not (3, 10) <= sys.version_info[:2] <= (3, 11):
-        session.skip("MindSpore 2.10 has wheels for Python 3.10 and 3.11 only")
+        session.skip("the tests of MindSpore are for Python 3.10 and 3.11")
     home = ROOT / ".nox" / "mindspore"
     python = str(home / "bin" / "python")
     if not Path(python).exists():

@@ -11,8 +11,10 @@ import json
 import math
 from dataclasses import dataclass
 
-MESH_AXES = ("dp", "tp")
+MESH_AXES = ("dp", "dpr", "dps", "tp")
+DATA_AXES = ("dp", "dpr", "dps")
 DTYPES = ("float32", "float64", "bfloat16")
+OPTIMIZERS = ("adamw", "muon")
 ROTARY_BASE = 10_000.0
 NORM_EPSILON = 1e-5
 
@@ -55,7 +57,10 @@ class RunConfig:
         sizes: The model.
         mesh: Axis name to size, outermost first; empty means one process without a mesh.
         sequence_parallel: Keep norms and the residual stream sharded along the sequence over `tp`.
+        fsdp: Shard parameters, gradients and optimizer states over `dp`, or over `dps` with replicas over `dpr`.
+        optimizer: "adamw", or "muon" for the matrices inside the blocks and AdamW for the rest.
         dtype: Type of parameters and activations.
+        precision: "" or "bf16": with `fsdp`, gather and compute in bfloat16, and reduce gradients in float32.
         device: `cpu`, `cuda` or `npu`.
         steps: Last step of the run (steps count from 1).
         batch: Sequences in the global batch, whatever the mesh.
@@ -72,7 +77,10 @@ class RunConfig:
     sizes: ModelSizes = ModelSizes()
     mesh: tuple[tuple[str, int], ...] = ()
     sequence_parallel: bool = False
+    fsdp: bool = False
+    optimizer: str = "adamw"
     dtype: str = "float32"
+    precision: str = ""
     device: str = "cpu"
     steps: int = 250
     batch: int = 16
@@ -121,11 +129,12 @@ class RunConfig:
                 f"launch it with `torchrun --nproc-per-node {product} ...`, "
                 f"or give a mesh whose sizes multiply to {world_size}"
             )
-        dp, tp = self.axis_size("dp"), self.axis_size("tp")
+        dp, tp = math.prod(self.axis_size(axis) for axis in DATA_AXES), self.axis_size("tp")
         if self.batch % dp:
             raise ConfigError(
-                f"--batch {self.batch} can't be cut into {dp} equal parts (dp={dp}): use a multiple of {dp}"
+                f"--batch {self.batch} can't be cut into {dp} equal parts (--mesh {self.mesh_text}): use a multiple of {dp}"
             )
+        self._validate_data_parallel()
         if self.sizes.heads % tp:
             raise ConfigError(f"--heads {self.sizes.heads} can't be shared by tp={tp}: use a multiple of {tp}")
         if self.sizes.d_hidden % tp:
@@ -138,6 +147,20 @@ class RunConfig:
         if self.sequence_parallel and self.sizes.sequence % tp:
             raise ConfigError(
                 f"--sequence {self.sizes.sequence} can't be cut into tp={tp} equal parts: use a multiple of {tp}"
+            )
+
+    def _validate_data_parallel(self) -> None:
+        axes = [axis for axis, _ in self.mesh if axis in DATA_AXES]
+        if self.fsdp and axes not in (["dp"], ["dpr", "dps"]):
+            raise ConfigError(
+                f"--fsdp shards over dp, or over dps with replicas over dpr, but the mesh is {self.mesh_text}: "
+                "give e.g. --mesh dp=4, or --mesh dpr=2,dps=2"
+            )
+        if not self.fsdp and axes not in ([], ["dp"]):
+            raise ConfigError(f"--mesh {self.mesh_text}: the axes dpr and dps are for --fsdp; add it, or use dp")
+        if self.precision and not self.fsdp:
+            raise ConfigError(
+                f"--precision {self.precision} is what --fsdp gathers and computes in: add --fsdp, or use --dtype"
             )
 
     def _validate_sizes(self) -> None:

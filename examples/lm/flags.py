@@ -8,13 +8,23 @@ from typing import Any
 import click
 
 from .compare import TOLERANCES
-from .config import DTYPES, ConfigError, ModelSizes, RunConfig, parse_mesh
+from .config import DTYPES, OPTIMIZERS, ConfigError, ModelSizes, RunConfig, parse_mesh
 
 DEFAULTS, SIZES = RunConfig(), ModelSizes()
 
 _OPTIONS = (
     click.option("--mesh", help="Axes and sizes, e.g. dp=2,tp=2. [default: dp over all processes]"),
     click.option("--sequence-parallel", is_flag=True, help="Shard norms and residuals along the sequence over tp."),
+    click.option("--fsdp", is_flag=True, help="Shard parameters over dp, or over dps with replicas over dpr."),
+    click.option(
+        "--optimizer",
+        type=click.Choice(OPTIMIZERS),
+        default=DEFAULTS.optimizer,
+        help="Muon takes the blocks' matrices.",
+    ),
+    click.option(
+        "--precision", type=click.Choice(["bf16"]), help="With --fsdp: compute in bfloat16, reduce in float32."
+    ),
     click.option("--d-model", default=SIZES.d_model, help="Width of the model."),
     click.option("--layers", default=SIZES.layers, help="Number of blocks."),
     click.option("--heads", default=SIZES.heads, help="Attention heads."),
@@ -55,6 +65,7 @@ def config_of_flags(processes: int | None, **flags: object) -> RunConfig:
     sizes = {key: flags.pop(key) for key in ("d_model", "layers", "heads", "d_hidden", "sequence")}
     mesh_text = flags.pop("mesh") or (f"dp={processes}" if processes else None)
     mesh = parse_mesh(str(mesh_text)) if mesh_text else ()
+    flags["precision"] = flags.get("precision") or ""
     config = RunConfig(sizes=ModelSizes(**sizes), mesh=mesh, **flags)  # type: ignore[arg-type]
     config.validate(processes or 1)
     return config
@@ -68,5 +79,7 @@ def validate_check(config: RunConfig, steps: int | None) -> None:
     """
     if steps is not None and steps < 1:
         raise ConfigError(f"--check {steps} must be at least 1")
+    if steps is not None and config.precision:
+        raise ConfigError(f"--check needs full precision: --precision {config.precision} rounds too much")
     if steps is not None and config.dtype not in TOLERANCES:
         raise ConfigError(f"--check needs --dtype {' or '.join(TOLERANCES)}: {config.dtype} rounds too much")

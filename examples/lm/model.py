@@ -33,7 +33,7 @@ class Rotary(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Turns queries or keys `[batch, heads, sequence, head_width]`."""
-        cos, sin = self.cos[: x.shape[-2]], self.sin[: x.shape[-2]]
+        cos, sin = self.cos[: x.shape[-2]].to(x.dtype), self.sin[: x.shape[-2]].to(x.dtype)
         first, second = x.chunk(2, dim=-1)
         return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
 

@@ -1,8 +1,8 @@
 """How the model and its batches lie on a mesh, in words that mean the same on PyTorch and on MindSpore.
 
-`dp` replicates the parameters and shards the batch; `tp` shards the projections by tensor-parallel styles, and with
-sequence parallelism the residual stream along the sequence. Gradients need no wrapper: the library reduces them by the
-law of gradients.
+`dp` shards the batch and replicates the parameters (`fully_sharded.py` shards those as well); `tp` shards the projections
+by tensor-parallel styles, and with sequence parallelism the residual stream along the sequence. Gradients need no wrapper:
+the library reduces them by the law of gradients.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hp_core import (
     parallelize_module,
 )
 
-from .config import RunConfig
+from .config import DATA_AXES, RunConfig
 
 if TYPE_CHECKING:
     from hp_core.tensor_parallel import ParallelStyle
@@ -85,11 +85,12 @@ def tensor_parallel_plan(sequence_parallel: bool) -> dict[str, ParallelStyle]:
 
 
 def local_positions(batch: int, mesh: DeviceMesh | None) -> range:
-    """Which rows of the global batch this rank reads: its share over `dp`, all of them elsewhere."""
-    if mesh is None or "dp" not in mesh.mesh_dim_names:
-        return range(batch)
-    share = batch // mesh["dp"].size()
-    first = mesh.get_local_rank("dp") * share
+    """Which rows of the global batch this rank reads: its share over the data axes, all of them elsewhere."""
+    first, share = 0, batch
+    for axis in () if mesh is None else mesh.mesh_dim_names:
+        if axis in DATA_AXES:
+            share //= mesh[axis].size()  # type: ignore[index]
+            first += mesh.get_local_rank(axis) * share  # type: ignore[union-attr]
     return range(first, first + share)
 
 

@@ -12,7 +12,7 @@ import resource
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +27,7 @@ from rich.progress import (
     TaskID,
     TextColumn,
     TimeRemainingColumn,
+    track,
 )
 
 from .config import RunConfig
@@ -36,6 +37,18 @@ from .text import Text
 
 LINE_EVERY = 10
 SPEED_WINDOW = 20
+
+
+def watched(steps: range, what: str, shown: bool = True) -> Iterable[int]:
+    """The steps, with a bar on a terminal while they run that is gone afterwards.
+
+    Args:
+        steps: Their numbers.
+        what: Runs them.
+        shown: False on ranks that don't report.
+    """
+    console = Console()
+    return track(steps, what, console=console, transient=True, disable=not (shown and console.is_terminal))
 
 
 def peak_resident_bytes() -> int:

@@ -7,11 +7,15 @@ run that resumes goes on exactly as if it had not stopped.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from hp_fsdp import clip_grad_norm_
+from hp_fsdp.optim import AdamW, get_hyper_optimizer
+
+from . import fully_sharded
 from .config import RunConfig
 from .model import build_model, next_byte_loss
 from .parallel import dense, distribute_batch, local_positions, loss_context, parallelize
@@ -34,11 +38,26 @@ class Trainer:
     def __init__(self, config: RunConfig, text: Text, mesh: DeviceMesh | None = None) -> None:
         self.config, self.text, self.mesh = config, text, mesh
         self.model = build_model(config.sizes, getattr(torch, config.dtype), config.seed).to(config.device)
-        if mesh is not None:
+        self.batch_mesh = mesh  # on which the rows of a batch are one tensor
+        if mesh is not None and config.fsdp:
+            fully_sharded.shard(self.model, mesh, config)
+            self.batch_mesh = fully_sharded.tensor_mesh(mesh)
+        elif mesh is not None:
             parallelize(self.model, mesh, config.sequence_parallel)
+        self.optimizer = self._optimizer()
+
+    def _optimizer(self) -> Any:
+        config = self.config
+        if config.optimizer == "muon":
+            return get_hyper_optimizer(
+                self.model,
+                muon_kwargs={"lr": config.lr, "weight_decay": config.weight_decay},
+                adamw_kwargs={"lr": config.lr, "weight_decay": config.weight_decay, "betas": (0.9, 0.95)},
+            )
         matrices = [parameter for parameter in self.model.parameters() if parameter.ndim > 1]
         gains = [parameter for parameter in self.model.parameters() if parameter.ndim <= 1]
-        self.optimizer = torch.optim.AdamW(
+        kind = AdamW if config.fsdp else torch.optim.AdamW
+        return kind(
             [{"params": matrices, "weight_decay": config.weight_decay}, {"params": gains, "weight_decay": 0.0}],
             lr=config.lr,
             betas=(0.9, 0.95),
@@ -65,7 +84,7 @@ class Trainer:
         with loss_context(self.mesh):
             loss = self._loss("train", step)
             loss.backward()
-        value = float(dense(loss))
+        value = self._value(loss)
         if not math.isfinite(value):
             raise FloatingPointError(
                 f"the loss of step {step} is {value}: lower --lr (now {self.config.lr}) or lengthen --warmup"
@@ -84,7 +103,7 @@ class Trainer:
     def validate(self) -> float:
         """Mean loss on the validation batches, which are the same each time."""
         with loss_context(self.mesh):
-            losses = [float(dense(self._loss("validation", index))) for index in range(self.config.eval_batches)]
+            losses = [self._value(self._loss("validation", index)) for index in range(self.config.eval_batches)]
         return sum(losses) / len(losses)
 
     def _loss(self, split: str, step: int) -> Tensor:
@@ -92,12 +111,20 @@ class Trainer:
         positions = local_positions(config.batch, self.mesh)
         read = self.text.rows(split, config.seed, step, positions, config.sizes.sequence)
         rows = torch.from_numpy(read).to(config.device)
-        inputs, targets = distribute_batch(rows[:, :-1], self.mesh), distribute_batch(rows[:, 1:], self.mesh)
+        inputs, targets = (distribute_batch(part, self.batch_mesh) for part in (rows[:, :-1], rows[:, 1:]))
         return next_byte_loss(self.model(inputs), targets)
+
+    def _value(self, loss: Tensor) -> float:
+        """The loss of the whole batch."""
+        if self.mesh is not None and self.config.fsdp:
+            return float(fully_sharded.mean_over_data(loss, self.mesh))
+        return float(dense(loss))
 
     def _clip(self) -> float | None:
         if not self.config.clip:
             return None
+        if self.config.fsdp:
+            return float(clip_grad_norm_(self.model.parameters(), self.config.clip))
         # As one list the norms of all sharded gradients are reduced in one message.
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip, foreach=True)
         return float(dense(norm))

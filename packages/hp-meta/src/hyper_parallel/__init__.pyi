@@ -4,6 +4,7 @@ from hp_core import ColwiseParallel as ColwiseParallel
 from hp_core import CommTimeoutError as CommTimeoutError
 from hp_core import DTensor as DTensor
 from hp_core import DeviceMesh as DeviceMesh
+from hp_core import FlatShard as FlatShard
 from hp_core import HyperParallelError as HyperParallelError
 from hp_core import Layout as Layout
 from hp_core import LayoutError as LayoutError
@@ -67,6 +68,9 @@ from hp_core import shard_module as shard_module
 from hp_core import split_group as split_group
 from hp_core import unique_state_dict as unique_state_dict
 from hp_core import zeros as zeros
+from hp_fsdp import HSDPModule as HSDPModule
+from hp_fsdp import fully_shard as fully_shard
+from hp_fsdp import hsdp_sync_stream as hsdp_sync_stream
 
 __version__: str
 __all__ = [
@@ -74,6 +78,8 @@ __all__ = [
     "CommTimeoutError",
     "DTensor",
     "DeviceMesh",
+    "FlatShard",
+    "HSDPModule",
     "HyperParallelError",
     "Layout",
     "LayoutError",
@@ -106,6 +112,7 @@ __all__ = [
     "empty",
     "explain_redistribute",
     "full",
+    "fully_shard",
     "get_backend",
     "get_current_mesh",
     "get_group_local_rank",
@@ -114,6 +121,7 @@ __all__ = [
     "get_rank",
     "get_rng_state",
     "get_world_size",
+    "hsdp_sync_stream",
     "init_device_mesh",
     "init_empty_weights",
     "init_on_device",

@@ -14,7 +14,7 @@ from types import ModuleType
 
 __all__ = ["NAMES", "available", "lazy_names"]
 
-_PLACEMENTS = ("Partial", "Placement", "RaggedShard", "Replicate", "Shard")
+_PLACEMENTS = ("FlatShard", "Partial", "Placement", "RaggedShard", "Replicate", "Shard")
 _MESH = ("DeviceMesh", "get_current_mesh", "init_device_mesh")
 _WEIGHTS = ("init_empty_weights", "init_on_device", "init_parameters")
 _FACTORIES = ("empty", "full", "ones", "rand", "randint", "randn", "zeros")

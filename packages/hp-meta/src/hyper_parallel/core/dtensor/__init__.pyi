@@ -2,6 +2,7 @@
 
 from hp_core import DTensor as DTensor
 from hp_core import DeviceMesh as DeviceMesh
+from hp_core import FlatShard as FlatShard
 from hp_core import Layout as Layout
 from hp_core import Partial as Partial
 from hp_core import Placement as Placement
@@ -27,6 +28,7 @@ from hp_core import zeros as zeros
 __all__ = [
     "DTensor",
     "DeviceMesh",
+    "FlatShard",
     "Layout",
     "Partial",
     "Placement",

@@ -1,0 +1,1 @@
+"""hp-fsdp measured beside torch's FSDP2."""

@@ -1,0 +1,1 @@
+"""hp-fsdp on PyTorch."""
