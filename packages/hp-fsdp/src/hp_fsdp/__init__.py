@@ -16,6 +16,7 @@ EXPORTS = {
     "OffloadPolicy": "policy",
     "clip_grad_norm_": "clip",
     "fully_shard": "fully_shard",
+    "get_hyper_optimizer": "optim.hyper",
     "hsdp_sync_stream": "root",
     "total_grad_norm": "clip",
 }

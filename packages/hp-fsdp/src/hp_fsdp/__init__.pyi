@@ -4,6 +4,7 @@ from hp_fsdp.clip import clip_grad_norm_ as clip_grad_norm_
 from hp_fsdp.clip import total_grad_norm as total_grad_norm
 from hp_fsdp.fully_shard import fully_shard as fully_shard
 from hp_fsdp.hsdp_module import HSDPModule as HSDPModule
+from hp_fsdp.optim.hyper import get_hyper_optimizer as get_hyper_optimizer
 from hp_fsdp.policy import CPUOffloadPolicy as CPUOffloadPolicy
 from hp_fsdp.policy import MixedPrecisionPolicy as MixedPrecisionPolicy
 from hp_fsdp.policy import OffloadPolicy as OffloadPolicy
@@ -18,6 +19,7 @@ __all__ = [
     "OffloadPolicy",
     "clip_grad_norm_",
     "fully_shard",
+    "get_hyper_optimizer",
     "hsdp_sync_stream",
     "total_grad_norm",
 ]

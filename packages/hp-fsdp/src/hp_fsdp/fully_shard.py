@@ -18,7 +18,7 @@ from hp_fsdp.member import Member
 from hp_fsdp.optimizers import watch_optimizers
 from hp_fsdp.plan import granule_of
 from hp_fsdp.platform import get_tools
-from hp_fsdp.policy import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from hp_fsdp.policy import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, UnitOptions
 from hp_fsdp.registry import member_of, remember_former, was_replaced
 from hp_fsdp.segment import local_of
 from hp_fsdp.unit import Switches, Unit
@@ -34,6 +34,7 @@ def fully_shard(
     mesh: DeviceMesh | None = None,
     reshard_after_forward: bool | int = True,
     shard_granularity: Granularity | None = None,
+    max_padding: float | None = None,
     mp_policy: MixedPrecisionPolicy | None = None,
     offload_policy: OffloadPolicy | None = None,
     ignored_params: Iterable[Tensor] | None = None,
@@ -56,6 +57,8 @@ def fully_shard(
             kept in any case.
         shard_granularity: called with the dotted name and the value of each parameter; returns where it may be cut: "element" (the
             default), "row", a number of rows, or "whole".
+        max_padding: how much padding a granularity may cost, as a multiple of the unit's own elements; by default a plan that wastes
+            much is refused.
         mp_policy: element types to gather, compute and reduce in.
         offload_policy: where shards live.
         ignored_params: are left alone.
@@ -80,7 +83,8 @@ def fully_shard(
             raise PlanError(f"fully_shard(): this {type(one).__name__} was sharded before; shard each module once.")
     ignored, replicated = ({id(one) for one in given or ()} for given in (ignored_params, replicate_params))
     found, ties = _collect(modules, ignored, replicated, data, shard_granularity)
-    unit = Unit(modules, found, data, mp_policy or MixedPrecisionPolicy(), switches, overlap, offload)
+    options = UnitOptions(mp_policy or MixedPrecisionPolicy(), offload, max_padding, overlap)
+    unit = Unit(modules, found, data, options, switches)
     for member, original in found:
         if not member.replicated:
             remember_former(original, member)
@@ -177,8 +181,8 @@ def _member(name: str, parameter: Any, replicated: bool, data: DataMesh, granula
         shared = set(outer.mesh.mesh_dim_names) & set(data.mesh.mesh_dim_names)
         if shared:
             raise LayoutError(
-                f"fully_shard(): parameter {name!r} is laid out on {outer.mesh!r}, which has the data axis {sorted(shared)[0]!r}; lay "
-                f"it out on the other axes only, mesh['tp'] for example."
+                f"fully_shard(): parameter {name!r} is laid out on {outer.mesh!r}, which has the data axis {sorted(shared)[0]!r}; "
+                f"lay it out on the other axes only, mesh['tp'] for example."
             )
     device = platform.tensors.device_type_of(local)
     wanted = _device_type(data)

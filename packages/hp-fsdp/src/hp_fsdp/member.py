@@ -38,6 +38,7 @@ class Member:
         stop: one past the last.
         sharded: the DTensor parameter on this rank's chunk: what modules hold between uses.
         shard: its local tensor, a view of the chunk.
+        address: where in memory that was put.
         full: the parameter on the flat buffer: what modules hold while they compute.
         leaf: the tensor of `full` on which the engine accumulates.
         landing: where in the flat gradient buffer its gradient belongs, in the shape of `leaf`.
@@ -59,6 +60,7 @@ class Member:
     stop: int = 0
     sharded: Any = None
     shard: Tensor = None
+    address: int = 0
     full: Any = None
     leaf: Tensor = None
     landing: Tensor = None

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from hp_core.platform.protocol import DType
 
-__all__ = ["CPUOffloadPolicy", "MixedPrecisionPolicy", "OffloadPolicy"]
+__all__ = ["CPUOffloadPolicy", "MixedPrecisionPolicy", "OffloadPolicy", "UnitOptions"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,18 @@ class CPUOffloadPolicy(OffloadPolicy):
     pin_memory: bool = True
 
 
-def describe(policy: Any) -> str:
-    """A policy as text, equal on all ranks for equal policies."""
-    return repr(policy)
+@dataclass(frozen=True)
+class UnitOptions:
+    """What a `fully_shard` call decides for good.
+
+    Attributes:
+        precision: element types.
+        offload: where shards live, if not on the device.
+        max_padding: how much padding is accepted, as a multiple of the unit's elements; None: what seems sensible.
+        overlap: whether communication runs beside the computation.
+    """
+
+    precision: MixedPrecisionPolicy = MixedPrecisionPolicy()
+    offload: CPUOffloadPolicy | None = None
+    max_padding: float | None = None
+    overlap: bool = True

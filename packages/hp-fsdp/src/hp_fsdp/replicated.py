@@ -45,7 +45,7 @@ class ReplicatedSegment(Segment):
                 changed = True
         if changed:
             self.chunk = self.near = self.members[0].shard
-            self.dtype = get_platform().tensors.dtype(self.chunk)
+            self._set_dtype(get_platform().tensors.dtype(self.chunk))
             self.gradients = None
         return changed
 

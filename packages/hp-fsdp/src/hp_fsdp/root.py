@@ -265,6 +265,13 @@ class Root:
         self._gather_for_backward(unit)
         unit.open_gradients()
 
+    def begin_late(self, unit: Unit) -> None:
+        """A gradient has arrived at a parameter that was used outside of its unit's modules, gathered by hand."""
+        forward = self.latest
+        if forward is None or unit not in forward.order:
+            forward = ForwardPass(unit, [unit], True)
+        self.begin_backward(unit, forward, recomputes=True)
+
     def _release_behind(self, unit: Unit, forward: ForwardPass, backward: Backward) -> None:
         """Free the units whose backward is over when this one's begins.
 

@@ -20,7 +20,7 @@ from hp_fsdp.data_mesh import DataMesh
 from hp_fsdp.member import Member
 from hp_fsdp.plan import BufferPlan, Item, plan_buffer
 from hp_fsdp.platform import get_tools
-from hp_fsdp.policy import CPUOffloadPolicy, MixedPrecisionPolicy
+from hp_fsdp.policy import UnitOptions
 from hp_fsdp.registry import forget, remember, remember_former
 
 __all__ = ["Segment", "local_of"]
@@ -35,24 +35,22 @@ class Segment:
     Attributes:
         members: the parameters, in the order in which they were found.
         plan: where each lies.
+        dtype: element type of the shards.
+        compute_dtype: in which the module computes.
+        reduce_dtype: in which gradients are accumulated and reduced.
         chunk: this rank's part, `[plan.chunk]`; the shards are views of it.
         buffer: all parts, `[ranks * plan.chunk]`, with memory only while gathered.
         gradients: the gradients of all parts, with memory only from the unit's backward to its reduction.
     """
 
-    def __init__(
-        self,
-        members: Sequence[Member],
-        data: DataMesh,
-        policy: MixedPrecisionPolicy,
-        offload: CPUOffloadPolicy | None = None,
-    ) -> None:
+    def __init__(self, members: Sequence[Member], data: DataMesh, options: UnitOptions) -> None:
         self.members = list(members)
         self.data = data
-        self.policy = policy
-        self.offload = offload
-        self.dtype: DType = members[0].dtype
-        self.plan: BufferPlan = plan_buffer([Item(m.name, m.numel, m.granule) for m in members], data.shards, ALIGN)
+        self.policy = options.precision
+        self.offload = options.offload
+        self._set_dtype(members[0].dtype)
+        items = [Item(member.name, member.numel, member.granule) for member in members]
+        self.plan: BufferPlan = plan_buffer(items, data.shards, ALIGN, max_padding=options.max_padding)
         for index, member in enumerate(self.members):
             member.offset = self.plan.offsets[index]
             member.start, member.stop = self.plan.interval(index, data.shard_index)
@@ -63,17 +61,11 @@ class Segment:
         self.kept: Tensor = None  # a larger part than the chunk, of a forward that resharded to fewer ranks
         self._gathering: Work | None = None
 
-    # -- element types ----------------------------------------------------------------------------------------------
-
-    @property
-    def compute_dtype(self) -> DType:
-        """In which the module computes."""
-        return self.dtype if self.policy.param_dtype is None else self.policy.param_dtype
-
-    @property
-    def reduce_dtype(self) -> DType:
-        """In which gradients are accumulated and reduced."""
-        return self.compute_dtype if self.policy.reduce_dtype is None else self.policy.reduce_dtype
+    def _set_dtype(self, dtype: DType) -> None:
+        policy = self.policy
+        self.dtype = dtype
+        self.compute_dtype: DType = dtype if policy.param_dtype is None else policy.param_dtype
+        self.reduce_dtype: DType = self.compute_dtype if policy.reduce_dtype is None else policy.reduce_dtype
 
     # -- making -----------------------------------------------------------------------------------------------------
 
@@ -84,6 +76,7 @@ class Segment:
         on_meta = platform.tensors.is_meta(sample)
         self.near = tools.flat(0, self.dtype, sample)
         self.chunk = self._new_chunk(sample)
+        self.on_meta = on_meta
         if not on_meta:
             tools.zero(self.chunk)
         for member, original in zip(self.members, originals, strict=True):
@@ -106,6 +99,7 @@ class Segment:
         # not from_local(): an offloaded shard isn't on the mesh's device
         member.sharded = platform.modules.as_parameter(platform.new_dtensor(dtensor_type(), local, spec), requires_grad)
         member.shard = member.sharded._local
+        member.address = get_tools().address(member.shard)
         remember(member.sharded, member)
 
     def shard_view(self, member: Member) -> Tensor:
@@ -167,17 +161,12 @@ class Segment:
             if held is not member.sharded:
                 self._adopt(member, held)
                 moved = True
-            elif member.stop > member.start and tools.address(member.shard) != self._address_of(member):
+            elif tools.address(member.shard) != member.address:
                 moved = True
-        if moved or get_platform().tensors.is_meta(self.chunk):
+        if moved or self.on_meta:
             self._rebuild()
             return True
         return False
-
-    def _address_of(self, member: Member) -> int:
-        first = member.offset + member.start - self.data.shard_index * self.plan.chunk
-        size = get_platform().tensors.itemsize(self.dtype)
-        return get_tools().address(self.chunk) + size * first
 
     def _adopt(self, member: Member, held: Any) -> None:
         """What a user or `init_parameters` has put in place of a parameter becomes the sharded one."""
@@ -225,7 +214,7 @@ class Segment:
                 f"({', '.join(sorted(map(platform.tensors.dtype_name, dtypes)))}); convert all of a module, or do so before "
                 f"fully_shard()."
             )
-        (self.dtype,) = dtypes
+        self._set_dtype(dtypes.pop())
         self.chunk = self._new_chunk(self.members[0].shard)
         if self.offload is None:
             self.near = tools.flat(0, self.dtype, self.chunk)
@@ -235,9 +224,11 @@ class Segment:
             view = self.shard_view(member)
             tools.copy(view, member.shard)
             tools.rebase(member.shard, view)
+            member.address = tools.address(view)
             member.full = member.leaf = member.landing = None
             member.handles = []
         self.buffer = self.gradients = self.kept = None
+        self.on_meta = False
 
     # -- gathering --------------------------------------------------------------------------------------------------
 
@@ -287,7 +278,10 @@ class Segment:
     @property
     def wanted(self) -> bool:
         """Whether some gradient is wanted now: users say so on the sharded parameters."""
-        return any(member.shard.requires_grad for member in self.members)
+        for member in self.members:
+            if member.shard.requires_grad:
+                return True
+        return False
 
     @property
     def accumulating(self) -> bool:

@@ -16,7 +16,7 @@ from hp_core.platform.protocol import Tensor, Work
 from hp_fsdp.data_mesh import DataMesh
 from hp_fsdp.member import Member
 from hp_fsdp.platform import get_tools
-from hp_fsdp.policy import CPUOffloadPolicy, MixedPrecisionPolicy
+from hp_fsdp.policy import UnitOptions
 from hp_fsdp.registry import remember
 from hp_fsdp.replicated import ReplicatedSegment
 from hp_fsdp.segment import Segment
@@ -97,17 +97,15 @@ class Unit:
         modules: list[Any],
         found: list[tuple[Member, Any]],
         data: DataMesh,
-        policy: MixedPrecisionPolicy,
+        options: UnitOptions,
         switches: Switches,
-        overlap: bool,
-        offload: CPUOffloadPolicy | None = None,
     ) -> None:
         self.modules = modules
         self.name = type(modules[0]).__name__
         self.data = data
-        self.policy = policy
+        self.policy = options.precision
+        self.overlap = options.overlap
         self.switches = switches
-        self.overlap = overlap
         self.root: Root | None = None
         self.state = State.SHARDED
         self.active = 0  # how many of its modules compute now
@@ -115,7 +113,7 @@ class Unit:
         self.segments = []
         for group in _by_buffer(found):
             kind = ReplicatedSegment if group[0][0].replicated else Segment
-            segment = kind([member for member, _ in group], data, policy, offload)
+            segment = kind([member for member, _ in group], data, options)
             segment.shard([original for _, original in group])
             self.segments.append(segment)
         self._adopt_members()
@@ -195,8 +193,11 @@ class Unit:
             wanted = member.shard.requires_grad
             if member.leaf.requires_grad != wanted:
                 member.leaf.requires_grad_(wanted)
+                self._hooked = False
             for module, name in member.holders:
                 module._parameters[name] = member.full
+        if not self._hooked:
+            self._hook_leaves()
 
     def show_sharded(self) -> None:
         """Let modules hold the sharded parameters."""
@@ -209,7 +210,10 @@ class Unit:
     @property
     def trainable(self) -> bool:
         """Whether some gradient is wanted."""
-        return any(segment.wanted for segment in self.segments)
+        for segment in self.segments:
+            if segment.wanted:
+                return True
+        return False
 
     def open_gradients(self) -> None:
         """Make room for gradients; called when the unit's backward begins."""
@@ -220,7 +224,7 @@ class Unit:
         self.expected = 0
         self._opened = not self.accumulating
         for segment in self.segments:
-            needed = sum(member.leaf.requires_grad for member in segment.members)
+            needed = sum([member.leaf.requires_grad for member in segment.members])
             if needed:
                 self.expected += needed
                 segment.open_gradients()
@@ -233,14 +237,18 @@ class Unit:
             for member in segment.members:
                 if member.leaf.requires_grad and not member.handles:
                     member.handles.append(tools.on_accumulated(member.leaf, self._landing_of(segment, member)))
-        self._hooked = all(member.handles for member in self.members)
+        self._hooked = True
 
     def _landing_of(self, segment: Segment, member: Member) -> Any:
         def landed(_: Tensor) -> None:
             root = self.root
             if root is None or root.backward is None or self not in root.backward.begun:
-                return  # a replicated parameter that is also used elsewhere
-            if member.leaf.grad is not member.landing:
+                if member.replicated or root is None:
+                    return  # it is used elsewhere, outside of the unit's modules
+                gradient, member.leaf.grad = member.leaf.grad, None
+                root.begin_late(self)
+                get_tools().add(member.landing, gradient)
+            elif member.leaf.grad is not member.landing:
                 segment.land(member)
             self.arrived += 1
             if self.arrived == self.expected:
@@ -251,7 +259,10 @@ class Unit:
     @property
     def accumulating(self) -> bool:
         """Whether it holds gradients that weren't reduced."""
-        return any(segment.accumulating for segment in self.segments)
+        for segment in self.segments:
+            if segment.accumulating:
+                return True
+        return False
 
     def close_gradients(self) -> None:
         """No more gradients land until the next backward."""
@@ -291,10 +302,15 @@ class Unit:
 
     def _set_mark(self) -> None:
         """While gradients add up here, watch the gradient of one shard, which `zero_grad()` would take away or write to."""
-        wanted = [member for member in self.cut if member.shard.requires_grad]
-        if self.mark is not None or not wanted:
+        if self.mark is not None:
             return
-        member = min(wanted, key=lambda one: one.stop - one.start)
+        wanted = [member for member in self.cut if member.shard.requires_grad]
+        if not wanted:
+            return
+        member = wanted[0]
+        for other in wanted:
+            if other.stop - other.start < member.stop - member.start:
+                member = other
         shard, tools = member.shard, get_tools()
         made = shard.grad is None
         if made:

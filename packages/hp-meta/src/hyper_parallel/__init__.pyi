@@ -68,12 +68,19 @@ from hp_core import shard_module as shard_module
 from hp_core import split_group as split_group
 from hp_core import unique_state_dict as unique_state_dict
 from hp_core import zeros as zeros
+from hp_fsdp import CPUOffloadPolicy as CPUOffloadPolicy
 from hp_fsdp import HSDPModule as HSDPModule
+from hp_fsdp import MixedPrecisionPolicy as MixedPrecisionPolicy
+from hp_fsdp import OffloadPolicy as OffloadPolicy
+from hp_fsdp import clip_grad_norm_ as clip_grad_norm_
 from hp_fsdp import fully_shard as fully_shard
+from hp_fsdp import get_hyper_optimizer as get_hyper_optimizer
 from hp_fsdp import hsdp_sync_stream as hsdp_sync_stream
+from hp_fsdp import total_grad_norm as total_grad_norm
 
 __version__: str
 __all__ = [
+    "CPUOffloadPolicy",
     "ColwiseParallel",
     "CommTimeoutError",
     "DTensor",
@@ -84,7 +91,9 @@ __all__ = [
     "Layout",
     "LayoutError",
     "MeshError",
+    "MixedPrecisionPolicy",
     "NoParallel",
+    "OffloadPolicy",
     "ParallelStyle",
     "Partial",
     "Placement",
@@ -103,6 +112,7 @@ __all__ = [
     "ShardingPlan",
     "ShardingRuleError",
     "SkipDTensorDispatch",
+    "clip_grad_norm_",
     "custom_shard",
     "destroy_process_group",
     "dispatch_cache_clear",
@@ -116,6 +126,7 @@ __all__ = [
     "get_backend",
     "get_current_mesh",
     "get_group_local_rank",
+    "get_hyper_optimizer",
     "get_platform",
     "get_process_group_ranks",
     "get_rank",
@@ -143,6 +154,7 @@ __all__ = [
     "set_rng_state",
     "shard_module",
     "split_group",
+    "total_grad_norm",
     "unique_state_dict",
     "zeros",
 ]

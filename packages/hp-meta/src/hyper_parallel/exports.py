@@ -42,6 +42,8 @@ _PIPELINE = (
     "ScheduleInterleaved1F1B",
 )
 _FULLY_SHARD = ("HSDPModule", "fully_shard", "hsdp_sync_stream")
+_FSDP_POLICIES = ("CPUOffloadPolicy", "MixedPrecisionPolicy", "OffloadPolicy")
+_FSDP_TOOLS = ("clip_grad_norm_", "get_hyper_optimizer", "total_grad_norm")
 _CONTEXT_PARALLEL = ("AsyncContextParallel", "ContextParallel")
 _ACTIVATIONS = (
     "CheckpointPolicy",
@@ -96,7 +98,7 @@ NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             *_STYLES,
             *_SHARDING,
         ),
-        "hp_fsdp": _FULLY_SHARD,
+        "hp_fsdp": (*_FULLY_SHARD, *_FSDP_POLICIES, *_FSDP_TOOLS),
         "hp_pipeline": _PIPELINE,
         "hp_cp": _CONTEXT_PARALLEL,
     },
@@ -109,8 +111,8 @@ NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "hyper_parallel.core.dtensor.placement_types": {"hp_core": _PLACEMENTS},
     "hyper_parallel.core.shard": {"hp_core": _SHARDING},
     "hyper_parallel.core.tensor_parallel": {"hp_core": _STYLES},
-    "hyper_parallel.core.fully_shard": {"hp_fsdp": _FULLY_SHARD},
-    "hyper_parallel.core.fully_shard.api": {"hp_fsdp": _FULLY_SHARD},
+    "hyper_parallel.core.fully_shard": {"hp_fsdp": (*_FULLY_SHARD, *_FSDP_POLICIES)},
+    "hyper_parallel.core.fully_shard.api": {"hp_fsdp": (*_FULLY_SHARD, *_FSDP_POLICIES)},
     "hyper_parallel.core.optimizer": {"hp_fsdp": ("get_hyper_optimizer",)},
     "hyper_parallel.core.pipeline_parallel": {"hp_pipeline": _PIPELINE},
     "hyper_parallel.core.context_parallel": {"hp_cp": _CONTEXT_PARALLEL},

@@ -38,16 +38,16 @@ class Tools(Protocol):
         """The elements from `start` on as a tensor of this shape."""
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Copy, converting the element type; not recorded."""
+        """Copy into a tensor without gradient, converting the element type; not recorded."""
 
     def add(self, target: Tensor, source: Tensor) -> None:
-        """Add in place, converting the element type; not recorded."""
+        """Add in place, converting the element type; neither has a gradient."""
 
     def zero(self, tensor: Tensor) -> None:
-        """Fill with zeros; not recorded."""
+        """Fill a tensor without gradient with zeros."""
 
     def scale(self, tensor: Tensor, factor: float) -> None:
-        """Multiply in place; not recorded."""
+        """Multiply a tensor without gradient in place."""
 
     def rebase(self, tensor: Tensor, data: Tensor) -> None:
         """Let a leaf be on another storage, its identity and gradient kept."""

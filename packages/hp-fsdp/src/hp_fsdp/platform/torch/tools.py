@@ -53,28 +53,23 @@ class TorchTools:
 
     def view(self, flat: torch.Tensor, start: int, shape: Sequence[int]) -> torch.Tensor:
         """A view of the elements from `start` on."""
-        with torch.no_grad():
-            return flat[start : start + prod(shape)].view(shape)
+        return flat[start : start + prod(shape)].view(shape)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy without a record."""
-        with torch.no_grad():
-            target.copy_(source)
+        target.copy_(source.detach())
 
     def add(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Add without a record."""
-        with torch.no_grad():
-            target.add_(source)
+        target.add_(source)
 
     def zero(self, tensor: torch.Tensor) -> None:
         """Zeros, without a record."""
-        with torch.no_grad():
-            tensor.zero_()
+        tensor.zero_()
 
     def scale(self, tensor: torch.Tensor, factor: float) -> None:
         """Multiply without a record."""
-        with torch.no_grad():
-            tensor.mul_(factor)
+        tensor.mul_(factor)
 
     def rebase(self, tensor: torch.Tensor, data: torch.Tensor) -> None:
         """Let a leaf be on another storage."""
