@@ -66,8 +66,8 @@ def section(_: int) -> Section:
         ]
     lines = [
         "Copied: megabytes written by copying ops in a forward and backward, without each gather's own chunk, which the "
-        "collective itself puts in its place. Calls: of functions written in Python, and of native ones from Python, per block in a "
-        "forward and backward. "
+        "collective itself puts in its place. Calls: of functions written in Python, and of native ones from Python, per block in "
+        "a forward and backward. "
         f"Error: largest difference of a parameter after {STEPS} steps from the dense run, in float64.",
         "",
         *table(("ranks", "", "copied", "Python calls", "native calls", "error"), rows, left=2),

@@ -40,7 +40,7 @@ def section(rounds: int) -> Section:
             )
         aims.append(at_most(f"forward + backward, {ranks} ranks, over FSDP2", passes.paired_ratio(OURS, TORCH), 0.6))
         aims.append(at_most(f"step with AdamW, {ranks} ranks, over FSDP2", steps.paired_ratio(OURS, TORCH), 0.6))
-        for name in (OURS, IN_TURN, TORCH):
+        for name in (OURS, IN_TURN):
             profile += [(f"{ranks}", name, *cells) for cells in results[0][2][name]]
     lines = [
         f"{LAYERS} blocks (LayerNorm, Linear({WIDTH}, {4 * WIDTH}), SiLU, Linear({4 * WIDTH}, {WIDTH})), batch {BATCH} per rank, "
@@ -74,12 +74,12 @@ def measure(rounds: int, width: int = WIDTH, layers: int = LAYERS) -> tuple[Samp
         {name: lambda one=one: one.step(x) for name, one in contenders.items()}, rounds, 1, meet=dist.barrier
     )
     part = take_turns({name: passes(one) for name, one in contenders.items()}, rounds, 1, meet=dist.barrier)
-    profiles = {name: _profile(passes(one), name) for name, one in contenders.items()}
+    profiles = {name: _profile(passes(one)) for name, one in contenders.items() if name != TORCH}
     return part, whole, profiles
 
 
-def _profile(run: Callable[[], object], name: str, repeats: int = 9) -> list[tuple[str, ...]]:
-    """Median times of a few runs, by what the main thread does; torch's own collectives are waits as a whole."""
+def _profile(run: Callable[[], object], repeats: int = 9) -> list[tuple[str, ...]]:
+    """Median times of a few runs, by what the main thread does."""
     collectives = get_platform().collectives
     clock, samples = time.perf_counter, []
     spent = {"wait": 0.0, "start": 0.0}
@@ -94,15 +94,9 @@ def _profile(run: Callable[[], object], name: str, repeats: int = 9) -> list[tup
         return call
 
     replaced: list[tuple[Any, str, Any]] = []
-    targets = (
-        [(dist, "all_gather_into_tensor", "wait"), (dist, "reduce_scatter_tensor", "wait")]
-        if name == TORCH
-        else [(collectives, "all_gather", "start"), (collectives, "reduce_scatter", "start")]
-    )
-    for owner, attribute, kind in targets:
-        original = getattr(owner, attribute)
-        replaced.append((owner, attribute, original))
-        setattr(owner, attribute, timed(kind, original))
+    for attribute in ("all_gather", "reduce_scatter"):
+        replaced.append((collectives, attribute, getattr(collectives, attribute)))
+        setattr(collectives, attribute, timed("start", getattr(collectives, attribute)))
     try:
         for _ in range(repeats):
             dist.barrier()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import lru_cache
+from typing import Any
 
 import pytest
 from lm.check import trace_run
@@ -29,8 +30,8 @@ def trace(config: RunConfig) -> Trace:
 
 
 @lru_cache
-def dense_trace(dtype: str) -> Trace:
-    return trace(dataclasses.replace(TINY, dtype=dtype))
+def dense_trace(dtype: str, optimizer: str = "adamw") -> Trace:
+    return trace(dataclasses.replace(TINY, dtype=dtype, optimizer=optimizer))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -58,6 +59,35 @@ def test_a_mesh_gives_the_losses_and_gradients_of_one_process(
         if dtype == "float64":
             # Adam divides by the gradient's size: in float32 an element that is zero but for rounding moves visibly.
             assert difference.parameter <= TOLERANCES[dtype], f"rank {rank}: {difference}"
+
+
+@pytest.mark.parametrize(
+    ("mesh", "changes"),
+    [
+        pytest.param("dp=4", {}, id="dp4"),
+        pytest.param("dpr=2,dps=2", {}, id="hybrid"),
+        pytest.param("dp=2,tp=2", {}, id="dp2-tp2"),
+        pytest.param("dp=2,tp=2", {"sequence_parallel": True}, id="dp2-tp2-sequence"),
+        pytest.param("dp=4", {"optimizer": "muon"}, id="dp4-muon"),
+        pytest.param("dp=2,tp=2", {"optimizer": "muon"}, id="dp2-tp2-muon"),
+    ],
+)
+def test_fully_sharded_training_equals_one_process(mesh: str, changes: dict[str, Any]) -> None:
+    config = dataclasses.replace(TINY, mesh=parse_mesh(mesh), dtype="float64", fsdp=True, **changes)
+    reference = dense_trace("float64", config.optimizer)
+    traces = run_ranks(4, trace, config)
+    for rank, of_rank in enumerate(traces):
+        assert of_rank.losses == traces[0].losses, f"rank {rank} saw other losses than rank 0"
+    difference = compare_runs(traces[0], reference)
+    # Newton-Schulz iterates in the elements' own type here, and amplifies rounding
+    assert difference.largest <= (1e-6 if config.optimizer == "muon" else TOLERANCES["float64"]), difference
+
+
+def test_bfloat16_training_follows_full_precision() -> None:
+    config = dataclasses.replace(TINY, mesh=parse_mesh("dp=4"), fsdp=True)
+    full, rounded = (run_ranks(4, trace, one)[0] for one in (config, dataclasses.replace(config, precision="bf16")))
+    assert rounded.losses != full.losses
+    assert rounded.losses == pytest.approx(full.losses, rel=0.02)
 
 
 def test_every_parameter_has_a_gradient_to_compare() -> None:

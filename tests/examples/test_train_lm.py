@@ -92,11 +92,11 @@ def test_a_mesh_resumes_to_the_bit(tmp_path: Path) -> None:
     assert exact_metrics(copy) == exact_metrics(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("mesh", ["tp=4", "dp=4"])
-def test_a_run_resumes_on_another_mesh(tmp_path: Path, mesh: str) -> None:
+@pytest.mark.parametrize(("mesh", "fsdp"), [("tp=4", False), ("dp=4", False), ("dp=4", True), ("dpr=2,dps=2", True)])
+def test_a_run_resumes_on_another_mesh(tmp_path: Path, mesh: str, fsdp: bool) -> None:
     run_ranks(4, run, dataclasses.replace(TINY, mesh=parse_mesh("dp=2,tp=2")), tmp_path / "whole", 3)
     copy = interrupted_copy(tmp_path / "whole", tmp_path / "copy", step=3)
-    run_ranks(4, run, dataclasses.replace(TINY, mesh=parse_mesh(mesh)), copy, 0, True)
+    run_ranks(4, run, dataclasses.replace(TINY, mesh=parse_mesh(mesh), fsdp=fsdp), copy, 0, True)
     resumed, whole = exact_metrics(copy), exact_metrics(tmp_path / "whole")
     assert len(resumed) == len(whole)
     for line, expected in zip(resumed, whole, strict=True):
@@ -115,6 +115,11 @@ def test_a_run_resumes_on_another_mesh(tmp_path: Path, mesh: str) -> None:
         (["--mesh", "dp=4", "--batch", "6"], "--batch 6 can't be cut into 4 equal parts"),
         (["--mesh", "dp=4", "--sequence-parallel"], "give --mesh with a tp axis"),
         (["--mesh", "tp=4", "--sequence-parallel", "--sequence", "30"], "--sequence 30 can't be cut into tp=4"),
+        (["--mesh", "tp=4", "--fsdp"], "--fsdp shards over dp, or over dps with replicas over dpr"),
+        (["--mesh", "dp=2,dps=2", "--fsdp"], "--fsdp shards over dp, or over dps with replicas over dpr"),
+        (["--mesh", "dpr=2,dps=2"], "the axes dpr and dps are for --fsdp"),
+        (["--mesh", "dp=4", "--precision", "bf16"], "add --fsdp"),
+        (["--mesh", "dp=4", "--fsdp", "--precision", "bf16", "--check"], "--check needs full precision"),
         (["--d-model", "30"], "an even, whole width"),
         (["--layers", "0"], "--layers 0 must be at least 1"),
         (["--max-bytes", "0"], "--max-bytes 0 must be at least 1"),

@@ -84,6 +84,32 @@ def test_blocks_called_twice_and_backwards_in_order(bed: Any, ranks: int, option
     run_ranks(ranks, body, bed)
 
 
+def test_blocks_in_another_order_at_each_step(bed: Any, ranks: int) -> None:
+    """Alike on all ranks, but not in the order that the first forward has shown."""
+
+    class Shuffled(bed.Net):  # type: ignore[name-defined,misc]
+        def forward(self, tokens: Any, order: Any) -> Any:
+            x = self.embed(tokens)
+            for index in order:
+                x = self.blocks[index](x)
+            return self.head(self.norm(x))
+
+    def objective(model: Any, rank: int, step: int) -> torch.Tensor:
+        orders = [(0, 1, 2), (2, 1, 0), (1, 0), (2, 0, 1), (1, 2, 0), (2,)]
+        return bed.loss_of(model, rank, step, order=orders[step])
+
+    def body(bed: Any) -> None:
+        it = bed(build=Shuffled)
+        it.optimize(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+        for step in range(6):
+            it.backward(step, objective)
+            it.check_gradients(zero_for_none=True)
+            it.update()
+        assert not it.held_whole()
+
+    run_ranks(ranks, body, bed)
+
+
 UNUSED = {
     "on the last rank": lambda rank, size: (1,) if rank == size - 1 else (),
     "on the first rank": lambda rank, size: (0,) if rank == 0 else (),

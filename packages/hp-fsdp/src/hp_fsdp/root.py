@@ -12,10 +12,11 @@ from weakref import WeakSet
 
 from hp_core.platform import get_platform
 from hp_core.platform.protocol import Tensor, Work
+from hp_fsdp.order import Event, agreed_order, entries, registered_order
 from hp_fsdp.platform import get_tools
 from hp_fsdp.replicated import ReplicatedSegment
 from hp_fsdp.segment import Segment
-from hp_fsdp.signature import check_alike, exchange
+from hp_fsdp.signature import check_alike
 from hp_fsdp.unit import State, Unit
 
 __all__ = ["ForwardPass", "Root", "hsdp_sync_stream"]
@@ -43,6 +44,7 @@ class ForwardPass:
         left: units whose forward has ended, in order of their last time, and that moment.
         calls: how many forwards of a unit's modules have ended.
         moment: counts entries and exits.
+        reached: units whose outputs depend on trained parameters, once somebody asked.
     """
 
     entry: Unit
@@ -53,6 +55,7 @@ class ForwardPass:
     left: dict[Unit, int] = field(default_factory=dict)
     calls: dict[Unit, int] = field(default_factory=dict)
     moment: int = 0
+    reached: set[Unit] | None = None
 
 
 @dataclass(eq=False)
@@ -60,30 +63,34 @@ class Backward:
     """One run of the engine through units of a root.
 
     Attributes:
+        awaited: forwards that may turn out to be part of it.
+        passes: forwards that are.
+        steps: the events of their orders, in reverse: a unit's backward begins where its forward ended.
+        at: number of steps that were taken.
+        places: the step at which each unit begins.
         gathers: units that are gathered, in order.
-        reductions: units that are reduced, in order.
-        expected: forwards that may turn out to be part of it.
-        passes: forwards whose backward this is.
         issued: units whose gather was begun.
         begun: units at whose outputs gradients have arrived.
-        holding: of these, those that still have something to compute.
-        over: of these, those that have computed everything.
+        holding: of these, those that may still have something to compute.
         done: units whose gradients are complete.
-        reduced: how many of the reductions were begun.
-        any_arrived: whether some unit was done.
+        late: trained units whose backward should be over, but whose gradients can't be reduced yet.
+        reduced: units whose reduction was begun.
+        accumulates: whether it is known that gradients of parameters, not of inputs only, are wanted.
     """
 
-    gathers: list[Unit]
-    reductions: list[Unit]
-    expected: list[ForwardPass]
+    awaited: list[ForwardPass]
     passes: set[ForwardPass] = field(default_factory=set)
+    steps: list[Event] = field(default_factory=list)
+    at: int = 0
+    places: dict[Unit, int] = field(default_factory=dict)
+    gathers: list[Unit] = field(default_factory=list)
     issued: set[Unit] = field(default_factory=set)
     begun: set[Unit] = field(default_factory=set)
     holding: dict[Unit, None] = field(default_factory=dict)
-    over: set[Unit] = field(default_factory=set)
     done: set[Unit] = field(default_factory=set)
-    reduced: int = 0
-    any_arrived: bool = False
+    late: dict[Unit, None] = field(default_factory=dict)
+    reduced: set[Unit] = field(default_factory=set)
+    accumulates: bool = False
 
 
 @dataclass(eq=False)
@@ -101,8 +108,8 @@ class Root:
     def __init__(self, module: Any, units: list[Unit]) -> None:
         self.module = module
         self.units = units
-        self.entry_order = list(units)
-        self.exit_order = _exit_order(module, units)
+        self.events = registered_order(module, units)
+        self.entry_order = entries(self.events)
         self.observed = False  # whether the order is that of a forward which has run
         self.checked = False  # whether all ranks were found to have the same units
         self.current: ForwardPass | None = None
@@ -120,8 +127,9 @@ class Root:
         """A module of a unit is about to compute."""
         tools = get_tools()
         if self.latest is not None and tools.in_backward():  # recomputation, after which its backward follows
-            self.begin_backward(unit, self.latest, recomputes=True)
-            self._gather_for_backward(unit)
+            if self.backward is not None and unit in self.backward.gathers:
+                self._issue_again(unit, self.backward)
+            unit.finish_gather()
             unit.activate()
             return
         current = self.current
@@ -152,14 +160,28 @@ class Root:
         current.left[unit] = current.moment
         current.calls[unit] = calls = current.calls.get(unit, 0) + 1
         needs_backward = current.records and self._await_backward(unit, current, outputs)
-        if not unit.active and not unit.by_hand and calls % len(unit.modules) == 0:
-            last = unit is current.entry or unit is current.order[-1] or unit.shared
-            if not needs_backward:
-                unit.free()
-            elif unit.switches.reshard_after_forward and not last:
-                unit.free(unit.switches.keep_among)
+        if calls % len(unit.modules) == 0:
+            self._reshard_after_forward(unit, current, needs_backward)
         if unit is current.entry and not unit.active:
             self._end_forward(current)
+
+    def _reshard_after_forward(self, unit: Unit, current: ForwardPass, needs_backward: bool = False) -> None:
+        """Free what isn't kept for the backward: alike on all ranks, whether they have used the unit or not."""
+        if unit.active or unit.by_hand or unit.state is State.SHARDED:
+            return
+        if not (needs_backward or (current.records and unit in self._reached(current))):
+            unit.free()
+        elif unit.switches.reshard_after_forward and not (
+            unit is current.entry or unit is current.order[-1] or unit.shared
+        ):
+            unit.free(unit.switches.keep_among)
+
+    def _reached(self, forward: ForwardPass) -> set[Unit]:
+        """Units of a forward whose outputs depend on parameters that are trained, if they run in their order."""
+        if forward.reached is None:
+            trained = [unit.trainable for unit in forward.order]
+            forward.reached = set(forward.order[trained.index(True) :]) if True in trained else set()
+        return forward.reached
 
     def _await_backward(self, unit: Unit, forward: ForwardPass, outputs: Any) -> bool:
         tools = get_tools()
@@ -205,8 +227,8 @@ class Root:
         unit.finish_gather()
         if self.observed:  # else those before may follow, on some ranks only, and must not be gathered again
             for one in current.order[:place]:  # skipped here: gathered because other ranks may use them
-                if one not in current.entered and one.state is not State.SHARDED and not one.by_hand:
-                    one.free()
+                if one not in current.entered:
+                    self._reshard_after_forward(one, current)
         if unit.overlap:
             chosen = unit.switches.forward_prefetch
             for one in current.order[place + 1 : place + 2] if chosen is None else chosen:
@@ -221,12 +243,8 @@ class Root:
         for one in current.order:
             if one not in current.issued:
                 self._issue(one, current)
-            if one not in current.entered and not one.by_hand:
-                one.free()
-            elif (
-                current.calls.get(one, 0) % len(one.modules) and not one.by_hand and one.switches.reshard_after_forward
-            ):
-                one.free(one.switches.keep_among)
+            if one not in current.entered or current.calls[one] % len(one.modules):
+                self._reshard_after_forward(one, current)
         self.current = None
         if not self.observed and len(current.order) == len(self.units):
             self._observe(current)
@@ -234,43 +252,61 @@ class Root:
     def _observe(self, current: ForwardPass) -> None:
         """Take the order in which the first forward ran as the order of all, agreed on by all ranks."""
         self.observed = True
-        number = {unit: index for index, unit in enumerate(self.units)}
-        entered = [number[unit] for unit in current.entered]
-        left = [number[unit] for unit in current.left]
-        entered, left = agree_on_order(self, entered, left)
-        self.entry_order = _completed([self.units[i] for i in entered], self.entry_order)
-        self.exit_order = _completed([self.units[i] for i in left], self.exit_order)
+        self.events = agreed_order(self.units, current.entered, current.left, self.events)
+        self.entry_order = entries(self.events)
 
     # -- backward ---------------------------------------------------------------------------------------------------
 
-    def begin_backward(self, unit: Unit, forward: ForwardPass, recomputes: bool = False) -> None:
-        """A gradient has arrived at an output of a unit, or its forward is recomputed for one that is about to."""
+    def begin_backward(self, unit: Unit, forward: ForwardPass, in_turn: bool = True) -> None:
+        """A gradient has arrived at an output of a unit."""
         tools = get_tools()
         if self.backward is None:
-            self.backward = Backward([], [], list(self.outstanding))
+            self.backward = Backward(list(self.outstanding))
             tools.at_end_of_backward(self._end_backward)
         backward = self.backward
         if forward not in backward.passes:
             self._join(backward, forward)
-        if not recomputes:
+        if in_turn:
             self._release_behind(unit, forward, backward)
-        if unit in backward.begun:
-            if unit in backward.over:  # used by an earlier forward, too
-                backward.over.remove(unit)
-                backward.holding[unit] = None
-                self._gather_for_backward(unit)
-            return
-        backward.begun.add(unit)
+            backward.accumulates = backward.accumulates or unit.will_accumulate()
+            self._advance(backward, unit, forward)
+            if unit in backward.gathers or needs_parameters(unit) or tools.records():
+                unit.finish_gather()
+        if unit not in backward.begun:
+            backward.begun.add(unit)
+            unit.open_gradients()
         backward.holding[unit] = None
-        self._gather_for_backward(unit)
-        unit.open_gradients()
 
     def begin_late(self, unit: Unit) -> None:
         """A gradient has arrived at a parameter that was used outside of its unit's modules, gathered by hand."""
         forward = self.latest
         if forward is None or unit not in forward.order:
             forward = ForwardPass(unit, [unit], True)
-        self.begin_backward(unit, forward, recomputes=True)
+        self.begin_backward(unit, forward, in_turn=False)
+
+    def _join(self, backward: Backward, forward: ForwardPass) -> None:
+        """The units of a forward take part: alike on all ranks, whichever of them it used here.
+
+        Forwards are joined from the last to the first, as the engine runs: what was joined before is over.
+        """
+        for unit in backward.holding:
+            self._reshard_behind(unit)
+        backward.holding.clear()
+        self._advance(backward)
+        backward.passes.add(forward)
+        if forward in backward.awaited:
+            backward.awaited.remove(forward)
+        part = set(forward.order)
+        backward.issued -= part
+        for event in reversed(self.events):
+            if event[0] in part:
+                if not event[1]:
+                    backward.places[event[0]] = len(backward.steps)
+                backward.steps.append(event)
+        reached = self._reached(forward)
+        backward.gathers = [
+            u for u, begins in reversed(self.events) if not begins and u in reached and needs_parameters(u)
+        ]
 
     def _release_behind(self, unit: Unit, forward: ForwardPass, backward: Backward) -> None:
         """Free the units whose backward is over when this one's begins.
@@ -279,49 +315,49 @@ class Root:
         one had been left: also what leads to its inputs only, by frozen or detached parameters, and that no gradient of its own
         tells of.
         """
-        left = forward.left.get(unit)
-        if left is None:
-            return
+        left = forward.left.get(unit, 0)
         for one in list(backward.holding):
             if forward.entered.get(one, 0) > left:
                 del backward.holding[one]
-                backward.over.add(one)
-                if one in backward.done or not one.expected:
-                    self._reshard_behind(one)
+                self._reshard_behind(one)
 
     def _reshard_behind(self, unit: Unit) -> None:
         if unit.switches.reshard_after_backward and not unit.active and not unit.by_hand:
             unit.free()
 
-    def _join(self, backward: Backward, forward: ForwardPass) -> None:
-        """The units of a forward whose backward this is take part: alike on all ranks, whichever of them it used here."""
-        backward.passes.add(forward)
-        part = set(forward.order)
-        entry_order = [unit for unit in self.entry_order if unit in part]
-        trainable = [unit.trainable for unit in entry_order]
-        first = trainable.index(True) if True in trainable else len(trainable)
-        reached = set(entry_order[first:]).difference(backward.gathers)
-        backward.gathers += [u for u in reversed(self.exit_order) if u in reached and needs_parameters(u)]
-        backward.reductions += [
-            unit
-            for unit, wanted in zip(reversed(entry_order), reversed(trainable), strict=True)
-            if wanted and unit not in backward.reductions
-        ]
+    def _advance(self, backward: Backward, unit: Unit | None = None, forward: ForwardPass | None = None) -> None:
+        """Take the steps up to the one at which a unit begins, or all: gather, gather ahead, reduce.
 
-    def _gather_for_backward(self, unit: Unit) -> None:
-        backward = self.backward
-        assert backward is not None
-        if unit in backward.gathers:
-            place = backward.gathers.index(unit)
-            for one in backward.gathers[: place + 1]:
+        Ranks take all steps in the same order, also those of units that they haven't used. So whatever a rank waits for comes
+        before all that it hasn't begun yet, and no rank can be waiting for that before it has begun the former.
+        """
+        self._reduce_late(backward, unit, forward)
+        stop = len(backward.steps) if unit is None else backward.places.get(unit, -1) + 1
+        while backward.at < stop:
+            one, entered = backward.steps[backward.at]
+            backward.at += 1
+            if not entered:
+                self._gather_ahead(one, backward, one is unit)
+                continue
+            if one not in backward.begun:
+                self._reshard_behind(one)
+            if one.trainable and one not in backward.reduced:
+                backward.late[one] = None
+                self._reduce_late(backward, unit, forward)
+
+    def _gather_ahead(self, unit: Unit, backward: Backward, waits: bool) -> None:
+        if unit not in backward.gathers:
+            return
+        self._issue_again(unit, backward)
+        if waits:
+            unit.finish_gather()
+        if unit.overlap:
+            chosen = unit.switches.backward_prefetch
+            if chosen is None:
+                place = backward.gathers.index(unit)
+                chosen = backward.gathers[place + 1 : place + 2]
+            for one in chosen:
                 self._issue_again(one, backward)
-            unit.finish_gather()
-            if unit.overlap:
-                chosen = unit.switches.backward_prefetch
-                for one in backward.gathers[place + 1 : place + 2] if chosen is None else chosen:
-                    self._issue_again(one, backward)
-        elif needs_parameters(unit) or get_tools().records():
-            unit.finish_gather()
 
     def _issue_again(self, unit: Unit, backward: Backward) -> None:
         if unit not in backward.issued:
@@ -334,23 +370,32 @@ class Root:
         if backward is None or unit in backward.done:
             return
         backward.done.add(unit)
-        backward.any_arrived = True
+        backward.accumulates = True
         unit.close_gradients()
-        if unit in backward.over:
-            self._reshard_behind(unit)
-        self._reduce_in_turn(backward)
+        if backward.at < len(backward.steps) and backward.steps[backward.at] == (unit, True):
+            backward.at += 1
+            backward.late[unit] = None
+        self._reduce_late(backward)
 
-    def _reduce_in_turn(self, backward: Backward, all_of_them: bool = False) -> None:
-        while backward.reduced < len(backward.reductions):
-            unit = backward.reductions[backward.reduced]
-            awaited = unit not in backward.done and any(
-                unit in forward.entered for forward in (*backward.expected, *backward.passes)
-            )
-            if awaited and not all_of_them:
-                return
-            backward.reduced += 1
-            if unit.switches.sync:
-                self._reduce(unit)
+    def _reduce_late(self, backward: Backward, unit: Unit | None = None, forward: ForwardPass | None = None) -> None:
+        """Reduce, in order, what can be: gradients of parameters are wanted, and those of the unit are complete."""
+        if not backward.late or not backward.accumulates:
+            return
+        for one in list(backward.late):
+            if any(one in other.order for other in backward.awaited):
+                continue
+            if one not in backward.done:
+                ahead = (
+                    forward is not None
+                    and unit is not None
+                    and 0 < forward.entered.get(one, 0) < forward.left.get(unit, 0)
+                )
+                if ahead or one in backward.holding:  # its turn has come, but on this rank its backward isn't over
+                    continue
+            del backward.late[one]
+            backward.reduced.add(one)
+            if one.switches.sync:
+                self._reduce(one)
 
     def _reduce(self, unit: Unit) -> None:
         # what is on its way had the whole backward of a unit to arrive, and its buffers are as large as the unit
@@ -417,15 +462,14 @@ class Root:
         backward = self.backward
         if backward is None:
             return
-        if backward.any_arrived or any(unit.arrived for unit in backward.begun):
-            for unit in backward.gathers:
-                self._issue_again(unit, backward)
+        for unit in backward.begun:
+            unit.close_gradients()
+            backward.accumulates = backward.accumulates or unit.arrived > 0
+        backward.holding.clear()
+        backward.awaited.clear()
+        self._advance(backward)
+        if not backward.accumulates:  # gradients of inputs were asked for
             for unit in backward.begun:
-                unit.close_gradients()
-            self._reduce_in_turn(backward, all_of_them=True)
-        else:  # gradients of something else were asked for
-            for unit in backward.begun:
-                unit.close_gradients()
                 unit.drop_untouched()
         for unit in self.units:
             if unit.state is not State.SHARDED and not unit.by_hand and unit.switches.reshard_after_backward:
@@ -458,43 +502,3 @@ def needs_parameters(unit: Unit) -> bool:
     """Whether the backward of a unit reads its parameters: that of embeddings doesn't."""
     tools = get_tools()
     return not all(tools.is_embedding(module) for member in unit.members for module, _ in member.holders)
-
-
-def agree_on_order(root: Root, entered: list[int], left: list[int]) -> tuple[list[int], list[int]]:
-    """The order of the rank that used most units, the first of them; one small all-gather."""
-    mesh = root.units[0].data.mesh
-    sample = next((segment.chunk for unit in root.units for segment in unit.segments), None)
-    if mesh.size() == 1 or sample is None:
-        return entered, left
-    count = len(root.units)
-    table = exchange(mesh, [len(entered), *_filled(entered, count), *_filled(left, count)], sample)
-    best = max(table, key=lambda one: one[0])
-    return best[1 : 1 + best[0]], best[1 + count : 1 + count + best[0]]
-
-
-def _filled(values: list[int], length: int) -> list[int]:
-    return values + [-1] * (length - len(values))
-
-
-def _completed(observed: list[Unit], known: list[Unit]) -> list[Unit]:
-    """The observed order, with units that no rank has used where they stood before."""
-    result = list(observed)
-    for index, unit in enumerate(known):
-        if unit not in result:
-            before = [one for one in known[:index] if one in result]
-            result.insert(result.index(before[-1]) + 1 if before else 0, unit)
-    return result
-
-
-def _exit_order(module: Any, units: list[Unit]) -> list[Unit]:
-    """Units in the order in which their forwards end if modules run in the order in which they are registered."""
-    named = get_platform().modules.named_modules(module)
-    unit_at = {path: unit for path, one in named for unit in units if unit.modules[0] is one}
-    order: list[Unit] = []
-    open_: list[str] = []
-    for path, _ in named:
-        if path in unit_at:
-            while open_ and open_[-1] and not path.startswith(open_[-1] + "."):
-                order.append(unit_at[open_.pop()])
-            open_.append(path)
-    return order + [unit_at[path] for path in reversed(open_)]

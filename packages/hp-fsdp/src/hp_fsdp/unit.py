@@ -215,6 +215,11 @@ class Unit:
                 return True
         return False
 
+    def will_accumulate(self) -> bool:
+        """Whether the backward that runs now is certain to add to a parameter's gradient, not to find those of inputs only."""
+        leaf = next((member.leaf for member in self.members if member.leaf.requires_grad), None)
+        return leaf is not None and get_tools().will_accumulate(leaf)
+
     def open_gradients(self) -> None:
         """Make room for gradients; called when the unit's backward begins."""
         self._forget_zeroed()

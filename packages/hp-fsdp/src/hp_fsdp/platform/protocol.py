@@ -110,6 +110,9 @@ class Tools(Protocol):
     def on_accumulated(self, leaf: Tensor, hook: Callable[[Tensor], None]) -> Any:
         """Call the hook after a backward has added to the leaf's gradient."""
 
+    def will_accumulate(self, leaf: Tensor) -> bool:
+        """Whether the backward that runs now adds to a leaf's gradient; not so where gradients of other tensors are asked for."""
+
     def at_end_of_backward(self, function: Callable[[], None]) -> None:
         """Call it when the backward that runs now has ended."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
@@ -176,6 +177,13 @@ class TorchTools:
     def on_accumulated(self, leaf: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
         """A hook behind the accumulation into a leaf."""
         return leaf.register_post_accumulate_grad_hook(hook)
+
+    def will_accumulate(self, leaf: torch.Tensor) -> bool:
+        """Ask the engine about the node of the leaf."""
+        try:
+            return torch._C._will_engine_execute_node(get_gradient_edge(leaf).node)
+        except RuntimeError:  # the leaf's gradient is to be returned, not accumulated
+            return False
 
     def at_end_of_backward(self, function: Callable[[], None]) -> None:
         """A callback of the engine."""
