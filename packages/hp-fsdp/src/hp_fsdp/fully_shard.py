@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hp_core.dtensor.api import dtensor_type
+from hp_core.dtensor.distribute import as_held
 from hp_core.errors import LayoutError, PlanError
 from hp_core.layout import Layout
 from hp_core.mesh import DeviceMesh, get_current_mesh
@@ -88,6 +89,8 @@ def fully_shard(
     for member, original in found:
         if not member.replicated:
             remember_former(original, member)
+            for holder, _ in member.holders:
+                get_platform().modules.convert_on_load(holder, as_held)
     for holder, name, member in ties:
         _tie(holder, name, member)
     for one in modules:
@@ -213,4 +216,5 @@ def _tie(module: Any, name: str, member: Member) -> None:
     module._parameters[name] = member.sharded
     unit = member.unit
     unit.shared = True
+    get_platform().modules.convert_on_load(module, as_held)
     hook_module(unit, module, False)

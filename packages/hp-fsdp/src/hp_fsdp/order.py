@@ -27,17 +27,20 @@ def entries(events: list[Event]) -> list[Unit]:
 
 def registered_order(module: Any, units: list[Unit]) -> list[Event]:
     """The order if modules run as they are registered."""
-    named = get_platform().modules.named_modules(module)
-    unit_at = {path: unit for path, one in named for unit in units if unit.modules[0] is one}
+    unit_of = {id(one): unit for unit in units for one in unit.modules}
     events: list[Event] = []
-    open_: list[str] = []
-    for path, _ in named:
-        if path in unit_at:
-            while open_ and open_[-1] and not path.startswith(open_[-1] + "."):
-                events.append((unit_at[open_.pop()], False))
-            open_.append(path)
-            events.append((unit_at[path], True))
-    return events + [(unit_at[path], False) for path in reversed(open_)]
+    open_: list[tuple[str, Unit]] = []
+    for path, one in get_platform().modules.named_modules(module):
+        unit = unit_of.get(id(one))
+        if unit is not None:
+            while open_ and open_[-1][0] and not path.startswith(open_[-1][0] + "."):
+                events.append((open_.pop()[1], False))
+            open_.append((path, unit))
+            events.append((unit, True))
+    events += [(unit, False) for _, unit in reversed(open_)]
+    events += [(unit, begins) for unit in units if (unit, True) not in events for begins in (True, False)]
+    last = {event: place for place, event in enumerate(events) if not event[1]}  # of several modules of a unit
+    return list(dict.fromkeys(event for place, event in enumerate(events) if event[1] or last[event] == place))
 
 
 def agreed_order(units: list[Unit], entered: dict[Unit, int], left: dict[Unit, int], known: list[Event]) -> list[Event]:

@@ -7,6 +7,7 @@ gathered and reduced in their turn all the same, so that ranks never wait for ea
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 from weakref import WeakSet
 
@@ -23,6 +24,7 @@ __all__ = ["ForwardPass", "Root", "hsdp_sync_stream"]
 
 
 _roots: WeakSet[Root] = WeakSet()
+_clock = count(1)
 
 
 def hsdp_sync_stream() -> None:
@@ -43,7 +45,8 @@ class ForwardPass:
         entered: units whose forward has begun, in order of their first time, and that moment.
         left: units whose forward has ended, in order of their last time, and that moment.
         calls: how many forwards of a unit's modules have ended.
-        moment: counts entries and exits.
+        began: the moment at which it did, on a clock of all forwards.
+        ended: the moment at which it did, or 0.
         reached: units whose outputs depend on trained parameters, once somebody asked.
     """
 
@@ -54,7 +57,8 @@ class ForwardPass:
     entered: dict[Unit, int] = field(default_factory=dict)
     left: dict[Unit, int] = field(default_factory=dict)
     calls: dict[Unit, int] = field(default_factory=dict)
-    moment: int = 0
+    began: int = field(default_factory=lambda: next(_clock))
+    ended: int = 0
     reached: set[Unit] | None = None
 
 
@@ -72,6 +76,8 @@ class Backward:
         issued: units whose gather was begun.
         begun: units at whose outputs gradients have arrived.
         holding: of these, those that may still have something to compute.
+        entered: when units were entered in the forward whose backward runs now.
+        moment: up to when it has run: what was entered later is over.
         done: units whose gradients are complete.
         late: trained units whose backward should be over, but whose gradients can't be reduced yet.
         reduced: units whose reduction was begun.
@@ -87,6 +93,8 @@ class Backward:
     issued: set[Unit] = field(default_factory=set)
     begun: set[Unit] = field(default_factory=set)
     holding: dict[Unit, None] = field(default_factory=dict)
+    entered: dict[Unit, int] = field(default_factory=dict)
+    moment: int = 0
     done: set[Unit] = field(default_factory=set)
     late: dict[Unit, None] = field(default_factory=dict)
     reduced: set[Unit] = field(default_factory=set)
@@ -118,6 +126,8 @@ class Root:
         self.backward: Backward | None = None
         self.flying: list[InFlight] = []
         for unit in units:
+            if unit.root is not None:
+                self.outstanding.update(unit.root.outstanding)
             unit.root = self
         _roots.add(self)
 
@@ -137,8 +147,7 @@ class Root:
             current = self.current = self.latest = self._begin_forward(unit)
         first = unit not in current.entered
         if first:
-            current.moment += 1
-            current.entered[unit] = current.moment
+            current.entered[unit] = next(_clock)
             self._gather_for_forward(unit, current)
         else:
             unit.finish_gather()
@@ -155,9 +164,8 @@ class Root:
         current = self.current
         if current is None:
             return
-        current.moment += 1
         current.left.pop(unit, None)
-        current.left[unit] = current.moment
+        current.left[unit] = next(_clock)
         current.calls[unit] = calls = current.calls.get(unit, 0) + 1
         needs_backward = current.records and self._await_backward(unit, current, outputs)
         if calls % len(unit.modules) == 0:
@@ -198,15 +206,15 @@ class Root:
     def _begin_forward(self, unit: Unit) -> ForwardPass:
         if self.backward is not None:
             self.recover()
-        if not self.checked:
-            check_alike(self.units)
-            self.checked = True
         order = self.entry_order if unit.modules[0] is self.module else self._below(unit)
         for one in order:
             if one.state is not State.SHARDED and not one.by_hand and one.switches.reshard_after_backward:
                 one.free()
             one.refresh()
             one.forget_kept()
+        if not self.checked:
+            check_alike(self.units)
+            self.checked = True
         forward = ForwardPass(unit, order, get_tools().records())
         if forward.records:
             self.outstanding.add(forward)
@@ -246,6 +254,7 @@ class Root:
             if one not in current.entered or current.calls[one] % len(one.modules):
                 self._reshard_after_forward(one, current)
         self.current = None
+        current.ended = next(_clock)
         if not self.observed and len(current.order) == len(self.units):
             self._observe(current)
 
@@ -267,9 +276,10 @@ class Root:
         if forward not in backward.passes:
             self._join(backward, forward)
         if in_turn:
-            self._release_behind(unit, forward, backward)
+            backward.entered, backward.moment = forward.entered, forward.left.get(unit, 0)
+            self._release_behind(backward)
             backward.accumulates = backward.accumulates or unit.will_accumulate()
-            self._advance(backward, unit, forward)
+            self._advance(backward, unit)
             if unit in backward.gathers or needs_parameters(unit) or tools.records():
                 unit.finish_gather()
         if unit not in backward.begun:
@@ -287,17 +297,17 @@ class Root:
     def _join(self, backward: Backward, forward: ForwardPass) -> None:
         """The units of a forward take part: alike on all ranks, whichever of them it used here.
 
-        Forwards are joined from the last to the first, as the engine runs: what was joined before is over.
+        Forwards are joined from the last to the first, as the engine runs: what was joined before is over, unless one ran within
+        the other (units that had roots of their own at that time).
         """
-        for unit in backward.holding:
-            self._reshard_behind(unit)
-        backward.holding.clear()
-        self._advance(backward)
+        if all(other.began > forward.ended for other in backward.passes):
+            self._all_over(backward)
         backward.passes.add(forward)
         if forward in backward.awaited:
             backward.awaited.remove(forward)
         part = set(forward.order)
         backward.issued -= part
+        backward.late = {unit: None for unit in backward.late if unit not in part}  # their turn comes again
         for event in reversed(self.events):
             if event[0] in part:
                 if not event[1]:
@@ -308,30 +318,37 @@ class Root:
             u for u, begins in reversed(self.events) if not begins and u in reached and needs_parameters(u)
         ]
 
-    def _release_behind(self, unit: Unit, forward: ForwardPass, backward: Backward) -> None:
+    def _all_over(self, backward: Backward) -> None:
+        """The forwards that were joined have nothing left to compute."""
+        backward.entered, backward.moment = {}, 0
+        for unit in backward.holding:
+            self._reshard_behind(unit)
+        backward.holding.clear()
+        self._advance(backward)
+
+    def _release_behind(self, backward: Backward) -> None:
         """Free the units whose backward is over when this one's begins.
 
         The engine runs operations in the reverse order of the forward. So everything has run of a unit that was entered after this
         one had been left: also what leads to its inputs only, by frozen or detached parameters, and that no gradient of its own
         tells of.
         """
-        left = forward.left.get(unit, 0)
-        for one in list(backward.holding):
-            if forward.entered.get(one, 0) > left:
-                del backward.holding[one]
-                self._reshard_behind(one)
+        for unit in list(backward.holding):
+            if backward.entered.get(unit, 0) > backward.moment:
+                del backward.holding[unit]
+                self._reshard_behind(unit)
 
     def _reshard_behind(self, unit: Unit) -> None:
         if unit.switches.reshard_after_backward and not unit.active and not unit.by_hand:
             unit.free()
 
-    def _advance(self, backward: Backward, unit: Unit | None = None, forward: ForwardPass | None = None) -> None:
+    def _advance(self, backward: Backward, unit: Unit | None = None) -> None:
         """Take the steps up to the one at which a unit begins, or all: gather, gather ahead, reduce.
 
         Ranks take all steps in the same order, also those of units that they haven't used. So whatever a rank waits for comes
         before all that it hasn't begun yet, and no rank can be waiting for that before it has begun the former.
         """
-        self._reduce_late(backward, unit, forward)
+        self._reduce_late(backward)
         stop = len(backward.steps) if unit is None else backward.places.get(unit, -1) + 1
         while backward.at < stop:
             one, entered = backward.steps[backward.at]
@@ -343,7 +360,7 @@ class Root:
                 self._reshard_behind(one)
             if one.trainable and one not in backward.reduced:
                 backward.late[one] = None
-                self._reduce_late(backward, unit, forward)
+                self._reduce_late(backward)
 
     def _gather_ahead(self, unit: Unit, backward: Backward, waits: bool) -> None:
         if unit not in backward.gathers:
@@ -377,25 +394,21 @@ class Root:
             backward.late[unit] = None
         self._reduce_late(backward)
 
-    def _reduce_late(self, backward: Backward, unit: Unit | None = None, forward: ForwardPass | None = None) -> None:
+    def _reduce_late(self, backward: Backward) -> None:
         """Reduce, in order, what can be: gradients of parameters are wanted, and those of the unit are complete."""
         if not backward.late or not backward.accumulates:
             return
-        for one in list(backward.late):
-            if any(one in other.order for other in backward.awaited):
+        for unit in list(backward.late):
+            if any(unit in forward.order for forward in backward.awaited):
                 continue
-            if one not in backward.done:
-                ahead = (
-                    forward is not None
-                    and unit is not None
-                    and 0 < forward.entered.get(one, 0) < forward.left.get(unit, 0)
-                )
-                if ahead or one in backward.holding:  # its turn has come, but on this rank its backward isn't over
-                    continue
-            del backward.late[one]
-            backward.reduced.add(one)
-            if one.switches.sync:
-                self._reduce(one)
+            if unit not in backward.done:
+                if unit in backward.holding or 0 < backward.entered.get(unit, 0) <= backward.moment:
+                    continue  # its turn has come, but on this rank it isn't over
+                unit.close_gradients()
+            del backward.late[unit]
+            backward.reduced.add(unit)
+            if unit.switches.sync:
+                self._reduce(unit)
 
     def _reduce(self, unit: Unit) -> None:
         # what is on its way had the whole backward of a unit to arrive, and its buffers are as large as the unit
@@ -465,9 +478,8 @@ class Root:
         for unit in backward.begun:
             unit.close_gradients()
             backward.accumulates = backward.accumulates or unit.arrived > 0
-        backward.holding.clear()
         backward.awaited.clear()
-        self._advance(backward)
+        self._all_over(backward)
         if not backward.accumulates:  # gradients of inputs were asked for
             for unit in backward.begun:
                 unit.drop_untouched()

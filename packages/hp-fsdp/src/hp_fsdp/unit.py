@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from hp_core.errors import PlanError
 from hp_core.platform import get_platform
 from hp_core.platform.protocol import Tensor, Work
+from hp_core.process_group import get_rank
 from hp_fsdp.data_mesh import DataMesh
 from hp_fsdp.member import Member
 from hp_fsdp.platform import get_tools
@@ -255,6 +257,11 @@ class Unit:
                 get_tools().add(member.landing, gradient)
             elif member.leaf.grad is not member.landing:
                 segment.land(member)
+            if self in root.backward.reduced or self.arrived == self.expected:
+                raise PlanError(
+                    f"rank {get_rank()}: parameter {member.name!r} of {self.name} got another gradient after those of its unit had "
+                    f"been reduced: is it used in several re-entrant checkpoints? Give checkpoint() use_reentrant=False."
+                )
             self.arrived += 1
             if self.arrived == self.expected:
                 root.unit_done(self)

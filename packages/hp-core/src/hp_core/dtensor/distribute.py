@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Lay",
     "Replaced",
+    "as_held",
     "distribute_module",
     "distribute_tensor",
     "layout_from",
@@ -127,7 +128,7 @@ def distribute_module(
                 modules.set_buffer(
                     submodule, buffer_name, distribute_tensor(buffer, replicated, src_data_rank=src_data_rank)
                 )
-                modules.convert_on_load(submodule, _as_held)
+                modules.convert_on_load(submodule, as_held)
     if input_fn is not None:
         modules.hook_inputs(module, lambda args, kwargs: (_as_tuple(input_fn(module, args, mesh)), kwargs))
     if output_fn is not None:
@@ -173,10 +174,10 @@ def replace_parameters(
             continue
         modules.set_parameter(module, name, distribute_tensor(parameter, target, src_data_rank=src_data_rank))
         replaced[id(parameter)] = (parameter, dict(modules.own_parameters(module))[name], path)
-    modules.convert_on_load(module, _as_held)
+    modules.convert_on_load(module, as_held)
 
 
-def _as_held(held: Any, value: Any) -> Any:
+def as_held(held: Any, value: Any) -> Any:
     """What a state dict has for a tensor, laid out as the tensor; a plain one of the global shape is the global value.
 
     Every rank that loads has read the same file, so nothing is sent.
