@@ -1,7 +1,12 @@
-"""Runs every test of this folder on each installed framework: its ranks are a pool of their own, started with its name."""
+"""Runs every test of this folder on each installed framework: its ranks are a pool of their own, started with its name.
+
+Where HYPER_PARALLEL_PLATFORM names one, only that is run: the environment with MindSpore has torch, too, which has a session
+of its own.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -13,7 +18,10 @@ from .frameworks import INSTALLED, MindSporeFramework, TorchFramework
 VARIABLE = "HYPER_PARALLEL_PLATFORM"
 
 
-@pytest.fixture(scope="session", params=INSTALLED, ids=lambda framework: framework.name)
+CHOSEN = [framework for framework in INSTALLED if os.environ.get(VARIABLE) in (None, framework.name)]
+
+
+@pytest.fixture(scope="session", params=CHOSEN, ids=lambda framework: framework.name)
 def framework(request: pytest.FixtureRequest) -> Iterator[TorchFramework | MindSporeFramework]:
     """One framework after the other, for all tests of the session."""
     close_ranks()

@@ -58,8 +58,8 @@ def fully_shard(
             kept in any case.
         shard_granularity: called with the dotted name and the value of each parameter; returns where it may be cut: "element" (the
             default), "row", a number of rows, or "whole".
-        max_padding: how much padding a granularity may cost, as a multiple of the unit's own elements; by default a plan that wastes
-            much is refused.
+        max_padding: how much padding a granularity may cost, as a multiple of the unit's own elements; by default a plan that
+            wastes much is refused.
         mp_policy: element types to gather, compute and reduce in.
         offload_policy: where shards live.
         ignored_params: are left alone.
