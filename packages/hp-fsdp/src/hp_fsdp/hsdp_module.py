@@ -8,7 +8,7 @@ from typing import Any
 
 from hp_core.errors import PlanError
 from hp_core.platform import get_platform
-from hp_fsdp.unit import Unit
+from hp_fsdp.unit import State, Unit
 
 __all__ = ["ATTRIBUTE", "HSDPModule", "unit_of", "units_below"]
 
@@ -59,6 +59,8 @@ class HSDPModule:
             async_op: return at once, with a handle whose `wait()` finishes it.
         """
         unit = self._unit
+        if unit.state is State.SHARDED:
+            unit.refresh()
         unit.by_hand = True
         unit.start_gather()
         handle = _Gathered(unit)

@@ -251,7 +251,8 @@ class Root:
         for one in current.order:
             if one not in current.issued:
                 self._issue(one, current)
-            if one not in current.entered or current.calls[one] % len(one.modules):
+            calls = current.calls.get(one, 0)
+            if not calls or calls % len(one.modules):  # unused, failed, or not all of its modules were
                 self._reshard_after_forward(one, current)
         self.current = None
         current.ended = next(_clock)
@@ -270,6 +271,7 @@ class Root:
         """A gradient has arrived at an output of a unit."""
         tools = get_tools()
         if self.backward is None:
+            self.wait_for_reductions()  # of a backward before, whose buffers gradients are about to arrive in
             self.backward = Backward(list(self.outstanding))
             tools.at_end_of_backward(self._end_backward)
         backward = self.backward
@@ -424,6 +426,10 @@ class Root:
         for _, _, work in flight.parts:
             if work is not None:
                 work.wait()
+        if unit.was_zeroed:  # since the reduction was begun, or in the backward that failed before it had ended
+            self.flying.remove(flight)
+            unit.drop_gradients()
+            return
         if not flight.across_replicas:
             for segment, _, _ in flight.parts:
                 segment.drop_gradients()

@@ -20,7 +20,7 @@ from hp_fsdp.data_mesh import DataMesh
 from hp_fsdp.member import Member
 from hp_fsdp.plan import BufferPlan, Item, plan_buffer
 from hp_fsdp.platform import get_tools
-from hp_fsdp.policy import UnitOptions
+from hp_fsdp.policy import MixedPrecisionPolicy, UnitOptions
 from hp_fsdp.registry import forget, remember, remember_former
 
 __all__ = ["Segment", "local_of"]
@@ -62,7 +62,7 @@ class Segment:
         self._gathering: Work | None = None
 
     def _set_dtype(self, dtype: DType) -> None:
-        policy = self.policy
+        policy = self.policy if get_tools().is_real(dtype) else MixedPrecisionPolicy()
         self.dtype = dtype
         self.compute_dtype: DType = dtype if policy.param_dtype is None else policy.param_dtype
         self.reduce_dtype: DType = self.compute_dtype if policy.reduce_dtype is None else policy.reduce_dtype
@@ -158,7 +158,7 @@ class Segment:
                 member.shard = local_of(member.sharded)
                 remember(member.sharded, member)
                 moved = True
-            if held is not member.sharded:
+            if held is not member.sharded and (held is None or held is not member.full):  # gathered by hand
                 self._adopt(member, held)
                 moved = True
             elif tools.address(member.shard) != member.address:

@@ -126,6 +126,7 @@ class Unit:
         self.partial: list[Tensor] | None = None  # HSDP: chunks reduced over the shards, not yet over the replicas
         self._hooked = False
         self._opened = False  # whether the backward that runs now found the gradient buffers free
+        self._shows_whole = True  # so far modules hold what they had before
         self.show_sharded()
 
     def refresh(self) -> None:
@@ -191,6 +192,7 @@ class Unit:
 
     def show_whole(self) -> None:
         """Let modules hold the whole parameters."""
+        self._shows_whole = True
         for member in self.cut:
             wanted = member.shard.requires_grad
             if member.leaf.requires_grad != wanted:
@@ -202,7 +204,10 @@ class Unit:
             self._hook_leaves()
 
     def show_sharded(self) -> None:
-        """Let modules hold the sharded parameters."""
+        """Let modules hold the sharded parameters, if they hold the whole ones; what users have put there instead stays."""
+        if not self._shows_whole:
+            return
+        self._shows_whole = False
         for member in self.cut:
             for module, name in member.holders:
                 module._parameters[name] = member.sharded
@@ -235,8 +240,10 @@ class Unit:
             if needed:
                 self.expected += needed
                 segment.open_gradients()
+        self._set_mark()  # before replicated parameters lend theirs to the engine
+        for segment in self.segments:
+            if segment.accumulating:
                 segment.offer_landings()
-        self._set_mark()
 
     def _hook_leaves(self) -> None:
         tools = get_tools()
@@ -316,7 +323,7 @@ class Unit:
         """While gradients add up here, watch the gradient of one shard, which `zero_grad()` would take away or write to."""
         if self.mark is not None:
             return
-        wanted = [member for member in self.cut if member.shard.requires_grad]
+        wanted = [member for member in self.cut or self.members if member.shard.requires_grad]
         if not wanted:
             return
         member = wanted[0]
@@ -326,7 +333,7 @@ class Unit:
         shard, tools = member.shard, get_tools()
         made = shard.grad is None
         if made:
-            shard.grad = tools.flat(shard.numel(), member.dtype, shard)
+            shard.grad = tools.view(tools.flat(shard.numel(), member.dtype, shard), 0, shard.shape)
             tools.zero(shard.grad)
         self.mark = Mark(shard, shard.grad, get_platform().autograd.version(shard.grad), made)
 
@@ -336,12 +343,17 @@ class Unit:
             if mark.made and mark.shard.grad is mark.gradient:
                 mark.shard.grad = None
 
+    @property
+    def was_zeroed(self) -> bool:
+        """Whether the user has zeroed gradients while some were adding up or on their way."""
+        mark = self.mark
+        return mark is not None and (
+            mark.shard.grad is not mark.gradient or get_platform().autograd.version(mark.gradient) != mark.version
+        )
+
     def _forget_zeroed(self) -> None:
         """Drop what has added up if the user has zeroed gradients since."""
-        mark = self.mark
-        if mark is None:
-            return
-        if mark.shard.grad is not mark.gradient or get_platform().autograd.version(mark.gradient) != mark.version:
+        if self.was_zeroed:
             self.drop_gradients()
 
     # -- copies -----------------------------------------------------------------------------------------------------

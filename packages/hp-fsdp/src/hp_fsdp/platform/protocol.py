@@ -55,6 +55,9 @@ class Tools(Protocol):
     def checksum(self, tensor: Tensor) -> int:
         """A 63-bit number that depends on every bit of the values."""
 
+    def is_real(self, dtype: DType) -> bool:
+        """Whether an element type is of real floating-point numbers."""
+
     def weak_table(self) -> Any:
         """A mapping by the identity of tensors that keeps none of them alive."""
 

@@ -7,6 +7,7 @@ them), records each call, carries element types that a backend can't, and turns 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -243,8 +244,9 @@ class _Pending:
     def __init__(self, work: Any, kind: str, group: Group, after: Callable[[], None] | None) -> None:
         self._work, self._kind, self._group, self._after = work, kind, group, after
 
-    def wait(self) -> None:
-        _wait(self._work, self._kind, self._group)
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait, at most `timeout` seconds (default: as long as the group does)."""
+        _wait(self._work, self._kind, self._group, timeout)
         if self._after is not None:
             self._after()
             self._after = None
@@ -278,9 +280,12 @@ def _finish(work: Any, kind: str, group: Group, async_op: bool, after: Callable[
     return None
 
 
-def _wait(work: Any, kind: str, group: Group) -> None:
+def _wait(work: Any, kind: str, group: Group, timeout: float | None = None) -> None:
     try:
-        work.wait()
+        if timeout is None:
+            work.wait()
+        else:
+            work.wait(timedelta(seconds=timeout))
     except RuntimeError as error:
         text = str(error)
         if "imed out" in text or "imeout" in text:

@@ -80,6 +80,10 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.detach: TorchFace.detach,
     torch.detach: TorchFace.detach,
     torch.is_inference: lambda tensor: tensor._local.is_inference(),
+    # modules ask it when they are moved or converted
+    torch._has_compatible_shallow_copy_type: lambda *tensors: torch._has_compatible_shallow_copy_type(
+        *[getattr(tensor, "_local", tensor) for tensor in tensors]
+    ),
     torch.is_nonzero: lambda tensor: bool(tensor.item()),
     torch.is_same_size: lambda left, right: tuple(left.shape) == tuple(right.shape),
     torch.result_type: lambda *operands: torch.result_type(*[getattr(value, "_local", value) for value in operands]),

@@ -85,6 +85,10 @@ class TorchTools:
             total = int((whole * weights).sum()) + int(octets[whole.numel() * 8 :].to(torch.int64).sum())
         return total & (2**63 - 1)
 
+    def is_real(self, dtype: torch.dtype) -> bool:
+        """Whether an element type is one that policies convert."""
+        return dtype.is_floating_point
+
     def weak_table(self) -> WeakIdKeyDictionary:
         """Values by the identity of tensors."""
         return WeakIdKeyDictionary()
