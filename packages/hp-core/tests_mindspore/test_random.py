@@ -94,3 +94,24 @@ def test_dropout_drops_the_same_elements_in_every_layout() -> None:
             assert alike
             assert 0.1 < share < 0.4
             assert scale == pytest.approx(4 / 3)
+
+
+def _dropout_after_a_seed() -> int:
+    import mindspore as ms
+    import numpy as np
+    from mindspore import Tensor, ops
+
+    from hp_core import DTensor, Shard, dispatch_cache_info, init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    x = DTensor.from_local(Tensor(np.ones((2, 4), np.float32)), mesh, [Shard(0)])
+    ms.set_seed(7)  # MindSpore then gives every call of dropout a seed of its own
+    ops.dropout(x, 0.5)
+    before = dispatch_cache_info().misses
+    for _ in range(3):
+        ops.dropout(x, 0.5)
+    return dispatch_cache_info().misses - before
+
+
+def test_mindspores_own_seed_makes_no_call_a_new_kind() -> None:
+    assert run_ranks(2, _dropout_after_a_seed) == [0, 0]

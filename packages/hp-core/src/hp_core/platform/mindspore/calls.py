@@ -23,6 +23,9 @@ __all__ = ["bind", "interpret", "readable_dtype"]
 Call = tuple[MindSporeOp, tuple[Any, ...], dict[str, Any]]
 
 
+_SEEDED = frozenset({"Dropout"})
+"""Primitives that MindSpore makes anew for every call, with a seed that counts for nothing here, once `set_seed` was called."""
+
 _ops: dict[Any, tuple[MindSporeOp, Callable[..., Any] | None]] = {}
 """By kind of call: the op, and what makes canonical arguments of MindSpore's (None: they are canonical)."""
 
@@ -31,7 +34,7 @@ def interpret(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | Non
     """The canonical op and arguments of an intercepted call."""
     if len(args) == 3 and type(args[2]) is tuple and isinstance(args[0], Primitive):
         primitive, name, args = args
-        key: Any = (name, str(primitive), len(args))
+        key: Any = (name, "" if name in _SEEDED else str(primitive), len(args))
         known = _ops.get(key)
         given = len(args)
         if name in ATTRIBUTES:
