@@ -147,6 +147,24 @@ def other_types_on_one_rank(mesh: Any) -> None:
     model(torch.ones(1, 4, dtype=model.weight.dtype))
 
 
+def replicated_on_one_rank(mesh: Any) -> None:
+    model = nn.Linear(4, 4, bias=False)
+    fully_shard(model, mesh=mesh, replicate_params=[model.weight] if mesh.get_local_rank() else [])
+    model(torch.ones(1, 4))
+
+
+def resharded_otherwise_on_one_rank(mesh: Any) -> None:
+    model = layer()
+    fully_shard(model, mesh=mesh, reshard_after_forward=mesh.get_local_rank() == 0)
+    model(torch.ones(1, 4))
+
+
+def replaced_by_nothing(mesh: Any) -> None:
+    module = fully_shard(layer(), mesh=mesh)
+    module.bias = None
+    module(torch.ones(1, 4))
+
+
 SILENT: list[tuple[Callable[[Any], None], type[Exception], str]] = [
     (twice, PlanError, "shard each module once"),
     (outside_in, PlanError, "from the inside out"),
@@ -172,6 +190,9 @@ LATER: list[tuple[Callable[[Any], None], type[Exception], str]] = [
     (another_order_on_one_rank, PlanError, r"rank 0 has \(bias.*rank 1 has"),
     (one_more_unit_on_one_rank, PlanError, "sharded other modules"),
     (other_types_on_one_rank, PlanError, "float32.*float64"),
+    (replicated_on_one_rank, PlanError, r"rank 0 has \(weight.*rank 1 has \(weight.*replicated"),
+    (resharded_otherwise_on_one_rank, PlanError, "reshard_after_forward=True.*reshard_after_forward=False"),
+    (replaced_by_nothing, PlanError, "'bias' .*was replaced by nothing"),
 ]
 
 

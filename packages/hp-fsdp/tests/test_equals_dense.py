@@ -203,7 +203,7 @@ def test_cpu_offload(bed: Any, ranks: int, kind: str) -> None:
     def body(bed: Any) -> None:
         import importlib
 
-        module = importlib.import_module("hp_fsdp.fully_shard")
+        module = importlib.import_module("hp_fsdp.sharding")
         refusal, module._offload = module._offload, lambda policy, data: policy
         try:
             it = bed(kind, offload_policy=CPUOffloadPolicy())

@@ -67,21 +67,21 @@ def failing(bed: Any, place: str) -> Any:
 @pytest.mark.parametrize("kind", ["fsdp", "hsdp"])
 @FOUR
 def test_the_next_step_equals_dense(bed: Any, ranks: int, kind: str, before: str, zeroes: bool) -> None:
-    def body(bed: Any, failing: Any, failure: Any, places: Any) -> None:
+    def body(bed: Any) -> None:
         it = bed(kind)
         it.backward(0)
         it.update()
-        for number, place in enumerate(places):
+        for number, place in enumerate(PLACES):
             step = 10 * number + 10
             if before != "nothing":
                 it.model.set_requires_gradient_sync(before == "synced")
                 it.backward(step)
                 it.model.set_requires_gradient_sync(True)
             objective = failing(bed, place)
-            with pytest.raises(failure):
+            with pytest.raises(Failure):
                 objective(it.model, it.rank, step + 1).backward()
             for rank in range(it.size):  # each rank of the dense run fails by itself
-                with pytest.raises(failure):
+                with pytest.raises(Failure):
                     (objective(it.dense, rank, step + 1) / it.size).backward()
             if zeroes:
                 for optimizer in it.optimizers:
@@ -92,7 +92,7 @@ def test_the_next_step_equals_dense(bed: Any, ranks: int, kind: str, before: str
             it.update()
             it.check()
 
-    run_ranks(ranks, body, bed, failing, Failure, PLACES)
+    run_ranks(ranks, body, bed)
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ def test_the_next_step_equals_dense(bed: Any, ranks: int, kind: str, before: str
 )
 @FOUR
 def test_under_other_options(bed: Any, ranks: int, options: Any) -> None:
-    def body(bed: Any, failing: Any, failure: Any, places: Any) -> None:
+    def body(bed: Any) -> None:
         it = bed(**options)
-        for number, place in enumerate(places):
-            with pytest.raises(failure):
+        for number, place in enumerate(PLACES):
+            with pytest.raises(Failure):
                 failing(bed, place)(it.model, it.rank, 1).backward()
             it.optimizers[1].zero_grad()
             it.backward(number)
@@ -111,16 +111,16 @@ def test_under_other_options(bed: Any, ranks: int, options: Any) -> None:
             it.update()
         it.check()
 
-    run_ranks(ranks, body, bed, failing, Failure, PLACES)
+    run_ranks(ranks, body, bed)
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_state_right_after_the_exception(bed: Any, ranks: int, place: str) -> None:
     """Modules hold shards, nothing is gathered, and the state dict is complete, without any further step."""
 
-    def body(bed: Any, failing: Any, failure: Any) -> None:
+    def body(bed: Any) -> None:
         it = bed()
-        with pytest.raises(failure):
+        with pytest.raises(Failure):
             failing(bed, place)(it.model, it.rank, 1).backward()
         state = it.model.state_dict()
         assert not it.held_whole()
@@ -131,16 +131,16 @@ def test_state_right_after_the_exception(bed: Any, ranks: int, place: str) -> No
             for parameter in module.parameters(recurse=False):
                 assert hasattr(parameter, "to_local")
 
-    run_ranks(ranks, body, bed, failing, Failure)
+    run_ranks(ranks, body, bed)
 
 
 @pytest.mark.parametrize("place", PLACES[3:])
 def test_zeroing_after_the_next_forward(bed: Any, ranks: int, place: str) -> None:
     """The forward finishes what the failed backward had begun to reduce; gradients are zeroed behind it."""
 
-    def body(bed: Any, failing: Any, failure: Any) -> None:
+    def body(bed: Any) -> None:
         it = bed()
-        with pytest.raises(failure):
+        with pytest.raises(Failure):
             failing(bed, place)(it.model, it.rank, 1).backward()
         loss = bed.loss_of(it.model, it.rank, 2)
         it.optimizers[1].zero_grad()
@@ -148,13 +148,13 @@ def test_zeroing_after_the_next_forward(bed: Any, ranks: int, place: str) -> Non
         it.dense_backward(2)
         it.check_gradients()
 
-    run_ranks(ranks, body, bed, failing, Failure)
+    run_ranks(ranks, body, bed)
 
 
 def test_an_exception_that_the_model_handles(bed: Any, ranks: int) -> None:
     """A block fails, and the model goes on without it: the step is that of a model without the block."""
 
-    def body(bed: Any, failure: Any) -> None:
+    def body(bed: Any) -> None:
         class Tolerant(bed.Net):
             def forward(self, tokens: Any) -> Any:
                 x = self.embed(tokens)
@@ -175,18 +175,18 @@ def test_an_exception_that_the_model_handles(bed: Any, ranks: int) -> None:
             it.optimizers[0].zero_grad()
             it.optimizers[1].zero_grad()
 
-    run_ranks(ranks, body, bed, Failure)
+    run_ranks(ranks, body, bed)
 
 
 def test_evaluation_fails_between_forward_and_backward(bed: Any, ranks: int) -> None:
-    def body(bed: Any, failing: Any, failure: Any) -> None:
+    def body(bed: Any) -> None:
         it = bed()
         loss = bed.loss_of(it.model, it.rank, 0)
-        with pytest.raises(failure), torch.no_grad():
+        with pytest.raises(Failure), torch.no_grad():
             failing(bed, "block within")(it.model, it.rank, 1)
         loss.backward()
         it.dense_backward(0)
         it.check_gradients()
         assert not it.held_whole()
 
-    run_ranks(ranks, body, bed, failing, Failure)
+    run_ranks(ranks, body, bed)

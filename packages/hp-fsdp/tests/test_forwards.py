@@ -7,13 +7,16 @@ several forwards or backwards, gradients of inputs.
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+from hp_core.errors import PlanError
 from hp_core.testing import record_collectives, run_ranks
 from hp_fsdp import fully_shard
 
@@ -224,56 +227,6 @@ def test_evaluation_before_and_between(bed: Any, ranks: int, mode: str) -> None:
     run_ranks(ranks, body, bed)
 
 
-def test_retained_graph_backward_twice(bed: Any, ranks: int) -> None:
-    def body(bed: Any) -> None:
-        it = bed()
-        it.dense_backward(share=3.0)
-        loss = bed.loss_of(it.model, it.rank, 0)
-        loss.backward(retain_graph=True)
-        loss.backward(retain_graph=True)
-        loss.backward()
-        it.check_gradients()
-
-    run_ranks(ranks, body, bed)
-
-
-def test_gradients_of_inputs_only(bed: Any, ranks: int) -> None:
-    """`torch.autograd.grad` gives dense gradients, reduces nothing, and leaves accumulated gradients alone."""
-
-    def outer(model: Any, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-        x = torch.randn(3, 6, generator=torch.Generator().manual_seed(rank), dtype=torch.float64).requires_grad_()
-        return x, model.blocks[1](model.blocks[0](x)).square().sum()
-
-    def body(bed: Any) -> None:
-        it = bed()
-        with it.model.no_sync():
-            it.backward(0)
-        gradients = []
-        for model in (it.dense, it.model):
-            x, loss = outer(model, it.rank)
-            with record_collectives() as log:
-                gradients.append(torch.autograd.grad(loss, x)[0])
-            assert "reduce_scatter" not in log.counts
-        it.close(*gradients, "gradient of the input")
-        it.backward(1)
-        it.check_gradients()
-
-    run_ranks(ranks, body, bed)
-
-
-def test_inputs_that_want_gradients_get_them(bed: Any, ranks: int) -> None:
-    def body(bed: Any) -> None:
-        it = bed()
-        gradients = []
-        for model in (it.dense, it.model):
-            x = torch.full((2, 6), 0.5 + it.rank, dtype=torch.float64, requires_grad=True)
-            model.blocks[2](model.blocks[0](x * x)).square().sum().backward()
-            gradients.append(x.grad)
-        it.close(*gradients, "gradient of the input")
-
-    run_ranks(ranks, body, bed)
-
-
 def test_weights_that_are_read_past_their_gradients(bed: Any, ranks: int) -> None:
     """Detached weights are needed after all gradients of the unit have arrived; embeddings may read their table, too."""
 
@@ -296,6 +249,74 @@ def test_weights_that_are_read_past_their_gradients(bed: Any, ranks: int) -> Non
         bed.shard_blocks(model, mesh)
 
     run_ranks(ranks, lambda bed: bed(build=build, shard=shard).train(3), bed)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("what", ["each block", "two blocks together", "the model"])
+def test_recomputation(bed: Any, ranks: int, what: str, reentrant: bool) -> None:
+    """Activation checkpoints of torch, with dropout and a layer that the last rank doesn't use."""
+
+    class Dropped(bed.Block):  # type: ignore[name-defined,misc]
+        def forward(self, x: Any) -> Any:
+            return F.dropout(super().forward(x), 0.5)
+
+    def build() -> nn.Module:
+        net = bed.Net(blocks=0)
+        net.blocks = nn.ModuleList(Dropped() for _ in range(4))
+        return net
+
+    def objective(model: Any, rank: int, step: int) -> torch.Tensor:
+        torch.manual_seed(10 * step + rank)
+        tokens, targets = bed.tokens_of(rank, step)
+        skip = (1,) if rank and step != 1 else ()
+        again = partial(checkpoint, use_reentrant=reentrant)
+        x = model.embed(tokens) if what == "two blocks together" else None
+        if x is not None:  # units are called by themselves here
+            x = again(lambda x: model.blocks[1](model.blocks[0](x)), x)
+            logits = model.head(model.norm(again(lambda x: model.blocks[3](model.blocks[2](x)), x)))
+        elif what == "the model":
+            dummy = torch.ones((), dtype=torch.float64, requires_grad=True)
+            logits = again(lambda tokens, _: model(tokens, skip=skip), tokens, dummy)
+        else:
+            logits = model(tokens, skip=skip, run=again)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def shard(model: Any, mesh: Any) -> None:
+        if what == "two blocks together":
+            for one in (model.embed, model.norm, model.head):
+                fully_shard(one, mesh=mesh)
+        bed.shard_blocks(model, mesh)
+
+    def body(bed: Any) -> None:
+        it = bed(build=build, shard=shard)
+        it.train(4, objective)
+        assert not it.held_whole()
+
+    run_ranks(ranks, body, bed)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_block_recomputed_twice_in_one_backward(bed: Any, ranks: int, reentrant: bool) -> None:
+    """Re-entrant backwards reduce the block when the first of them is through: the second is refused, alike on all ranks."""
+
+    def objective(model: Any, rank: int, step: int) -> torch.Tensor:
+        def run(block: Any, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(2):
+                x = checkpoint(block, x, use_reentrant=reentrant)
+            return x
+
+        return bed.loss_of(model, rank, step, run=run)  # type: ignore[no-any-return]
+
+    def body(bed: Any) -> None:
+        it = bed()
+        if reentrant:
+            with pytest.raises(PlanError, match="use_reentrant=False"):
+                it.backward(0, objective)
+            it.optimizers[1].zero_grad()
+            it.optimizers[0].zero_grad()
+        it.train(2, bed.loss_of if reentrant else objective)
+
+    run_ranks(ranks, body, bed)
 
 
 def test_units_within_units(bed: Any, ranks: int) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import io
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_state_dict
 
+import hp_fsdp
 from hp_core import (
     DTensor,
     Shard,
@@ -244,3 +247,10 @@ def test_what_a_sharded_module_is(bed: Any) -> None:
         assert isinstance(block.up.weight, DTensor)
 
     run_ranks(2, body, bed)
+
+
+def test_names_of_the_package_are_no_modules() -> None:
+    """Also when the module that defines a name was imported first, as pickles of it do."""
+    for name, module in hp_fsdp.EXPORTS.items():
+        importlib.import_module(f"hp_fsdp.{module}")
+        assert not isinstance(getattr(hp_fsdp, name), ModuleType), name

@@ -48,12 +48,20 @@ class Absent:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
+def forget(monkeypatch: pytest.MonkeyPatch, *components: str) -> None:
+    """Let the umbrella look for these components anew: a name that was used before is an ordinary attribute."""
+    for component in components:
+        monkeypatch.delitem(sys.modules, component, raising=False)
+        for module, names in NAMES.items():
+            for name in names.get(component, ()) if module in sys.modules else ():
+                monkeypatch.delitem(vars(sys.modules[module]), name, raising=False)
+
+
 @pytest.fixture
 def without_components(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only hp_core is installed."""
     absent = ("hp_fsdp", "hp_pipeline", "hp_cp", "hp_swap")
-    for name in absent:
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    forget(monkeypatch, *absent)
     monkeypatch.setattr(sys, "meta_path", [Absent(*absent), *sys.meta_path])
 
 
@@ -104,6 +112,7 @@ def test_a_star_import_brings_what_is_there() -> None:
 
 
 def test_a_component_that_is_too_old_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget(monkeypatch, "hp_fsdp")
     old = ModuleType("hp_fsdp")
     old.__all__ = ["fully_shard"]  # type: ignore[attr-defined]
     old.__version__ = "0.0.1"  # type: ignore[attr-defined]
@@ -122,7 +131,7 @@ def test_what_a_component_itself_misses_is_not_hidden(monkeypatch: pytest.Monkey
             if name == "hp_fsdp":
                 raise ModuleNotFoundError("No module named 'hp_fsdp_needs_this'", name="hp_fsdp_needs_this")
 
-    monkeypatch.delitem(sys.modules, "hp_fsdp", raising=False)
+    forget(monkeypatch, "hp_fsdp")
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
     with pytest.raises(ModuleNotFoundError, match="hp_fsdp_needs_this"):
         _ = hyper_parallel.fully_shard  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ EXPORTS = {
     "MixedPrecisionPolicy": "policy",
     "OffloadPolicy": "policy",
     "clip_grad_norm_": "clip",
-    "fully_shard": "fully_shard",
+    "fully_shard": "sharding",
     "get_hyper_optimizer": "optim.hyper",
     "hsdp_sync_stream": "root",
     "total_grad_norm": "clip",

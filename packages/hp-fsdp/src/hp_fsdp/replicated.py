@@ -62,7 +62,12 @@ class ReplicatedSegment(Segment):
             if member.leaf.requires_grad and member.leaf.grad is not member.landing:
                 if member.leaf.grad is not None:
                     self._before[id(member)] = member.leaf.grad
-                member.leaf.grad = member.landing if self.reduce_dtype == self.dtype else None
+                member.leaf.grad = member.landing if self.lends_landings else None
+
+    @property
+    def lends_landings(self) -> bool:
+        """Whether the engine can accumulate in the buffer itself."""
+        return self.reduce_dtype == self.dtype
 
     def close_gradients(self) -> None:
         """Give parameters back what they had."""

@@ -125,6 +125,10 @@ class Root:
         self.outstanding: WeakSet[ForwardPass] = WeakSet()  # whose graph is alive, and whose backward hasn't run
         self.backward: Backward | None = None
         self.flying: list[InFlight] = []
+        self.creates_graph = False  # whether gradients of the latest backward have a graph of their own
+        self.held_for_graph = (
+            False  # until that graph's backward, which reads parameters without telling which, all stay whole
+        )
         for unit in units:
             if unit.root is not None:
                 self.outstanding.update(unit.root.outstanding)
@@ -136,10 +140,8 @@ class Root:
     def enter(self, unit: Unit) -> None:
         """A module of a unit is about to compute."""
         tools = get_tools()
-        if self.latest is not None and tools.in_backward():  # recomputation, after which its backward follows
-            if self.backward is not None and unit in self.backward.gathers:
-                self._issue_again(unit, self.backward)
-            unit.finish_gather()
+        if self.backward is not None and tools.in_backward():  # recomputation, after which its backward follows
+            self._gather_for_recomputation(unit)
             unit.activate()
             return
         current = self.current
@@ -157,7 +159,7 @@ class Root:
         """A module of a unit has computed."""
         tools = get_tools()
         unit.deactivate()
-        if tools.in_backward():
+        if self.backward is not None and tools.in_backward():
             if self.latest is not None and tools.records():
                 self._await_backward(unit, self.latest, outputs)
             return
@@ -175,7 +177,7 @@ class Root:
 
     def _reshard_after_forward(self, unit: Unit, current: ForwardPass, needs_backward: bool = False) -> None:
         """Free what isn't kept for the backward: alike on all ranks, whether they have used the unit or not."""
-        if unit.active or unit.by_hand or unit.state is State.SHARDED:
+        if unit.active or unit.by_hand or self.held_for_graph or unit.state is State.SHARDED:
             return
         if not (needs_backward or (current.records and unit in self._reached(current))):
             unit.free()
@@ -208,8 +210,8 @@ class Root:
             self.recover()
         order = self.entry_order if unit.modules[0] is self.module else self._below(unit)
         for one in order:
-            if one.state is not State.SHARDED and not one.by_hand and one.switches.reshard_after_backward:
-                one.free()
+            if one.state is not State.SHARDED and not one.active:
+                self._reshard_behind(one)
             one.refresh()
             one.forget_kept()
         if not self.checked:
@@ -273,6 +275,8 @@ class Root:
         if self.backward is None:
             self.wait_for_reductions()  # of a backward before, whose buffers gradients are about to arrive in
             self.backward = Backward(list(self.outstanding))
+            self.creates_graph = tools.records()
+            self.held_for_graph = self.held_for_graph or self.creates_graph
             tools.at_end_of_backward(self._end_backward)
         backward = self.backward
         if forward not in backward.passes:
@@ -341,7 +345,7 @@ class Root:
                 self._reshard_behind(unit)
 
     def _reshard_behind(self, unit: Unit) -> None:
-        if unit.switches.reshard_after_backward and not unit.active and not unit.by_hand:
+        if not self.held_for_graph and unit.switches.reshard_after_backward and not unit.active and not unit.by_hand:
             unit.free()
 
     def _advance(self, backward: Backward, unit: Unit | None = None) -> None:
@@ -377,6 +381,14 @@ class Root:
                 chosen = backward.gathers[place + 1 : place + 2]
             for one in chosen:
                 self._issue_again(one, backward)
+
+    def _gather_for_recomputation(self, unit: Unit) -> None:
+        """Gather in the order of the backward, though it is a forward that runs: some ranks may not use all units."""
+        backward = self.backward
+        if backward is not None and unit in backward.gathers:
+            for one in backward.gathers[: backward.gathers.index(unit) + 1 + unit.overlap]:
+                self._issue_again(one, backward)
+        unit.finish_gather()
 
     def _issue_again(self, unit: Unit, backward: Backward) -> None:
         if unit not in backward.issued:
@@ -489,12 +501,14 @@ class Root:
         if not backward.accumulates:  # gradients of inputs were asked for
             for unit in backward.begun:
                 unit.drop_untouched()
+        self.held_for_graph = self.creates_graph
         for unit in self.units:
-            if unit.state is not State.SHARDED and not unit.by_hand and unit.switches.reshard_after_backward:
-                unit.free()
+            if unit.state is not State.SHARDED:
+                self._reshard_behind(unit)
         if all(unit.switches.last_backward for unit in self.units):
             self.wait_for_reductions()
-        self.outstanding.difference_update(backward.passes)
+        if not self.creates_graph:
+            self.outstanding.difference_update(backward.passes)
         self.backward = None
 
     # -- after failures ---------------------------------------------------------------------------------------------
@@ -509,6 +523,7 @@ class Root:
         self._settle(self.units)
 
     def _settle(self, units: list[Unit]) -> None:
+        self.held_for_graph = False
         for unit in units:
             while unit.active:
                 unit.deactivate()

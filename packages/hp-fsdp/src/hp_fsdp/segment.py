@@ -300,16 +300,24 @@ class Segment:
 
     def offer_landings(self) -> None:
         """Let the engine accumulate in the buffer itself."""
-        if self.reduce_dtype == self.compute_dtype:
+        if self.lends_landings:
             for member in self.members:
                 if member.leaf.requires_grad:
                     member.leaf.grad = member.landing
+
+    @property
+    def lends_landings(self) -> bool:
+        """Whether the engine can accumulate in the buffer itself: gradients arrive in the buffer's element type."""
+        return self.reduce_dtype == self.compute_dtype
 
     def land(self, member: Member) -> None:
         """Take what the engine has accumulated on a leaf, where it couldn't accumulate in place."""
         gradient = member.leaf.grad
         if gradient is not member.landing and gradient is not None:
-            get_tools().add(member.landing, gradient)
+            if self.lends_landings:  # what has landed is in it: to record its graph, the engine has added out of place
+                get_tools().copy(member.landing, gradient)
+            else:
+                get_tools().add(member.landing, gradient)
             member.leaf.grad = None
 
     def close_gradients(self) -> None:

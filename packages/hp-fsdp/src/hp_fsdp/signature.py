@@ -29,12 +29,13 @@ def check_alike(units: list[Unit]) -> None:
 
 def _lines(unit: Unit) -> list[str]:
     tensors = get_platform().tensors
-    found = [f"unit of {unit.name}: {unit.policy}, reshard_after_forward={unit.switches.reshard_after_forward}"]
+    keeps = unit.switches.keep_among or unit.switches.reshard_after_forward
+    found = [f"unit of {unit.name}: {unit.policy}, reshard_after_forward={keeps}, overlap={unit.overlap}"]
     for segment in unit.segments:
         for member in segment.members:
             found.append(
                 f"{member.name} {member.shape} {tensors.dtype_name(member.dtype)} trained={member.requires_grad} "
-                f"at {member.offset} of {segment.plan.chunk} x {segment.plan.ranks}"
+                f"at {member.offset} of {segment.plan.chunk} x {segment.plan.ranks}{' replicated' if member.replicated else ''}"
             )
     return found
 

@@ -256,19 +256,21 @@ class Unit:
     def _landing_of(self, segment: Segment, member: Member) -> Any:
         def landed(_: Tensor) -> None:
             root = self.root
-            if root is None or root.backward is None or self not in root.backward.begun:
-                if member.replicated or root is None:
-                    return  # it is used elsewhere, outside of the unit's modules
+            backward = None if root is None else root.backward
+            begun = backward is not None and self in backward.begun
+            if root is None or (member.replicated and not begun):
+                return  # it is used elsewhere, outside of the unit's modules
+            if backward is not None and (self in backward.reduced or (begun and self.arrived == self.expected)):
+                raise PlanError(
+                    f"rank {get_rank()}: parameter {member.name!r} of {self.name} got another gradient after those of its unit had "
+                    f"been reduced: is it used in several re-entrant checkpoints? Give checkpoint() use_reentrant=False."
+                )
+            if not begun:
                 gradient, member.leaf.grad = member.leaf.grad, None
                 root.begin_late(self)
                 get_tools().add(member.landing, gradient)
             elif member.leaf.grad is not member.landing:
                 segment.land(member)
-            if self in root.backward.reduced or self.arrived == self.expected:
-                raise PlanError(
-                    f"rank {get_rank()}: parameter {member.name!r} of {self.name} got another gradient after those of its unit had "
-                    f"been reduced: is it used in several re-entrant checkpoints? Give checkpoint() use_reentrant=False."
-                )
             self.arrived += 1
             if self.arrived == self.expected:
                 root.unit_done(self)

@@ -77,9 +77,17 @@ from hp_fsdp import fully_shard as fully_shard
 from hp_fsdp import get_hyper_optimizer as get_hyper_optimizer
 from hp_fsdp import hsdp_sync_stream as hsdp_sync_stream
 from hp_fsdp import total_grad_norm as total_grad_norm
+from hp_pipeline import BatchDimSpec as BatchDimSpec
+from hp_pipeline import MetaStep as MetaStep
+from hp_pipeline import MetaStepType as MetaStepType
+from hp_pipeline import PipelineStage as PipelineStage
+from hp_pipeline import Schedule1F1B as Schedule1F1B
+from hp_pipeline import ScheduleGPipe as ScheduleGPipe
+from hp_pipeline import ScheduleInterleaved1F1B as ScheduleInterleaved1F1B
 
 __version__: str
 __all__ = [
+    "BatchDimSpec",
     "CPUOffloadPolicy",
     "ColwiseParallel",
     "CommTimeoutError",
@@ -91,11 +99,14 @@ __all__ = [
     "Layout",
     "LayoutError",
     "MeshError",
+    "MetaStep",
+    "MetaStepType",
     "MixedPrecisionPolicy",
     "NoParallel",
     "OffloadPolicy",
     "ParallelStyle",
     "Partial",
+    "PipelineStage",
     "Placement",
     "PlanError",
     "PlatformError",
@@ -107,6 +118,9 @@ __all__ = [
     "RedistributeError",
     "Replicate",
     "RowwiseParallel",
+    "Schedule1F1B",
+    "ScheduleGPipe",
+    "ScheduleInterleaved1F1B",
     "SequenceParallel",
     "Shard",
     "ShardingPlan",

@@ -30,6 +30,7 @@ class TorchProcesses:
 
     def __init__(self, device_type: str) -> None:
         self.device_type = device_type
+        self._timeout: timedelta | None = None
 
     def init_world(
         self,
@@ -65,8 +66,9 @@ class TorchProcesses:
                 f"the process world exists already (rank {dist.get_rank()} of {dist.get_world_size()}); "
                 f"call destroy_process_group() before joining another."
             )
+        self._timeout = timeout or DEFAULT_TIMEOUT
         dist.init_process_group(
-            backend, init_method=init_method, world_size=world_size, rank=rank, timeout=timeout or DEFAULT_TIMEOUT
+            backend, init_method=init_method, world_size=world_size, rank=rank, timeout=self._timeout
         )
 
     def destroy_world(self) -> None:
@@ -101,7 +103,7 @@ class TorchProcesses:
         if len(ranks) == dist.get_world_size() and not own:
             return self.adopt(dist.group.WORLD)
         with _named_by_ranks():
-            return self.adopt(dist.new_group(list(ranks), use_local_synchronization=True))
+            return self.adopt(dist.new_group(list(ranks), timeout=self._timeout, use_local_synchronization=True))
 
     def adopt(self, native: Any) -> Group:
         """Our handle of a torch process group."""

@@ -1,0 +1,106 @@
+"""What a framework must provide to run stages. Tensors, trees and modules are opaque above this line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Protocol
+
+from hp_core.platform.protocol import Tensor
+
+__all__ = ["Chunk", "Tools"]
+
+
+class Chunk(Protocol):
+    """The graph of one forward of a stage, cut at the stage's inputs, until its backward is done."""
+
+    def backward(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The whole backward.
+
+        Args:
+            gradients: for each root the gradient that arrives; None where there is none.
+
+        Returns:
+            The gradients of the inputs. Those of weights have been added to the parameters'.
+        """
+
+    def backward_inputs(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The part of the backward that other stages wait for; keeps what `backward_weights` needs."""
+
+    def backward_weights(self) -> None:
+        """The rest: gradients of weights."""
+
+
+class Tools(Protocol):
+    """The framework's part of a stage."""
+
+    def flatten(self, tree: Any) -> tuple[list[Any], Hashable]:
+        """Leaves of nested containers, and their structure, which can be compared."""
+
+    def unflatten(self, leaves: Sequence[Any], structure: Any) -> Any:
+        """The containers again."""
+
+    def is_plain(self, tensor: Tensor) -> bool:
+        """Whether the tensor is one that can travel: no distributed, sparse or otherwise wrapped one."""
+
+    def shape(self, tensor: Tensor) -> tuple[int, ...]:
+        """Its shape."""
+
+    def empty(self, shape: Sequence[int], dtype: str, device: Any) -> Tensor:
+        """Uninitialised."""
+
+    def zeros(self, shape: Sequence[int], dtype: str, device: Any) -> Tensor:
+        """Zeros."""
+
+    def numbers(self, values: Sequence[float], dtype: str, device: Any) -> Tensor:
+        """A 1-D tensor of numbers."""
+
+    def values(self, tensor: Tensor) -> list[Any]:
+        """The numbers of a 1-D tensor."""
+
+    def sendable(self, tensor: Tensor) -> Tensor:
+        """The same values outside the graph, dense and row-major."""
+
+    def leaf(self, tensor: Tensor, requires_grad: bool) -> Tensor:
+        """The same storage as a leaf of a new graph."""
+
+    def device_of(self, module: Any) -> Any:
+        """Where the module's parameters are; the platform's own device for one without."""
+
+    def call(self, module: Any, args: Sequence[Any], kwargs: dict[str, Any], record: bool) -> Any:
+        """The module's forward; without `record` nothing is kept for a backward."""
+
+    def call_loss(self, function: Callable[..., Any], args: Sequence[Any], record: bool) -> Any:
+        """The loss of an output, in the same way."""
+
+    def is_scalar(self, value: Any) -> bool:
+        """Whether it is a tensor of one element."""
+
+    def scaled(self, tensor: Tensor, factor: float) -> Tensor:
+        """The product with a tensor of one element, in the graph and without dims."""
+
+    def detached(self, tensor: Tensor) -> Tensor:
+        """Outside the graph."""
+
+    def chunk(self, inputs: Sequence[Tensor], roots: Sequence[Tensor]) -> Chunk:
+        """The graph between leaves and roots."""
+
+    def added(self, left: Tensor, right: Tensor) -> Tensor:
+        """The sum of two gradients; neither is changed."""
+
+    def split(self, tensor: Tensor, dim: int, parts: int) -> list[Tensor]:
+        """Cut a dim into parts whose sizes differ by at most one, larger ones first."""
+
+    def parameter(self, module: Any, path: str) -> Tensor | None:
+        """The parameter with this dotted name."""
+
+    def local(self, tensor: Tensor) -> Tensor:
+        """What this rank holds of a parameter or gradient, as a plain tensor outside the graph."""
+
+    def take_gradient(self, parameter: Tensor) -> Tensor | None:
+        """Its gradient, which is None from now on."""
+
+    def set_gradient(self, parameter: Tensor, gradient: Tensor | None) -> None:
+        """Make this its gradient; a plain tensor becomes one of the parameter's kind."""
+
+    def copy_into(self, target: Tensor, source: Tensor) -> None:
+        """Overwrite a parameter's local values."""

@@ -1,0 +1,1 @@
+"""hp-pipeline on PyTorch."""
