@@ -67,7 +67,7 @@ class ReplicatedSegment(Segment):
     @property
     def lends_landings(self) -> bool:
         """Whether the engine can accumulate in the buffer itself."""
-        return self.reduce_dtype == self.dtype
+        return bool(self.reduce_dtype == self.dtype)
 
     def close_gradients(self) -> None:
         """Give parameters back what they had."""

@@ -41,6 +41,7 @@ class ForwardPass:
         entry: the unit whose module was called.
         order: the units that it may use, in the order in which they are gathered.
         records: whether gradients are recorded.
+        call: the call of the module, while it runs.
         issued: units whose gather was begun in this pass.
         entered: units whose forward has begun, in order of their first time, and that moment.
         left: units whose forward has ended, in order of their last time, and that moment.
@@ -53,6 +54,7 @@ class ForwardPass:
     entry: Unit
     order: list[Unit]
     records: bool
+    call: Any = None
     issued: set[Unit] = field(default_factory=set)
     entered: dict[Unit, int] = field(default_factory=dict)
     left: dict[Unit, int] = field(default_factory=dict)
@@ -145,6 +147,9 @@ class Root:
             unit.activate()
             return
         current = self.current
+        if current is not None and not tools.is_running(current.call):
+            self.recover()  # it was interrupted by what no hook is told of
+            current = None
         if current is None:
             current = self.current = self.latest = self._begin_forward(unit)
         first = unit not in current.entered
@@ -217,7 +222,7 @@ class Root:
         if not self.checked:
             check_alike(self.units)
             self.checked = True
-        forward = ForwardPass(unit, order, get_tools().records())
+        forward = ForwardPass(unit, order, get_tools().records(), get_tools().running_call())
         if forward.records:
             self.outstanding.add(forward)
         return forward
@@ -256,7 +261,7 @@ class Root:
             calls = current.calls.get(one, 0)
             if not calls or calls % len(one.modules):  # unused, failed, or not all of its modules were
                 self._reshard_after_forward(one, current)
-        self.current = None
+        self.current = current.call = None
         current.ended = next(_clock)
         if not self.observed and len(current.order) == len(self.units):
             self._observe(current)
@@ -485,7 +490,10 @@ class Root:
 
     def settle_for_state(self) -> None:
         """Before parameters are read or written as a whole: no reduction and no failed pass is left over."""
-        if self.backward is not None and not get_tools().in_backward():
+        tools = get_tools()
+        if self.backward is not None and not tools.in_backward():
+            self.recover()
+        if self.current is not None and not tools.is_running(self.current.call):
             self.recover()
         self.wait_for_reductions()
 

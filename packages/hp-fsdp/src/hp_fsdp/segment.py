@@ -308,7 +308,7 @@ class Segment:
     @property
     def lends_landings(self) -> bool:
         """Whether the engine can accumulate in the buffer itself: gradients arrive in the buffer's element type."""
-        return self.reduce_dtype == self.compute_dtype
+        return bool(self.reduce_dtype == self.compute_dtype)
 
     def land(self, member: Member) -> None:
         """Take what the engine has accumulated on a leaf, where it couldn't accumulate in place."""

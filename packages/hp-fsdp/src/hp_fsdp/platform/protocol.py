@@ -101,6 +101,12 @@ class Tools(Protocol):
     def in_backward(self) -> bool:
         """Whether the engine is running a backward on this thread."""
 
+    def running_call(self) -> Any:
+        """The call of a module from whose hook this is called."""
+
+    def is_running(self, call: Any) -> bool:
+        """Whether that call hasn't returned or raised."""
+
     def failing(self) -> bool:
         """Whether an exception is being handled."""
 

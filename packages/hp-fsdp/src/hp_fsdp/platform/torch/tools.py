@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from math import prod
+from types import FrameType
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ __all__ = ["TorchTools"]
 
 _graph_task = torch._C._current_graph_task_id
 _classes: dict[tuple[type, type], type] = {}
+_PACKAGE = "hp_fsdp"
 
 
 class TorchTools:
@@ -158,6 +160,20 @@ class TorchTools:
     def in_backward(self) -> bool:
         """Whether the engine is running a backward on this thread."""
         return _graph_task() != -1
+
+    def running_call(self) -> FrameType | None:
+        """The innermost frame outside of this package."""
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_globals.get("__package__") == _PACKAGE:
+            frame = frame.f_back  # type: ignore[assignment]
+        return frame
+
+    def is_running(self, call: FrameType | None) -> bool:
+        """Look for the frame on the stack."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame is not call:
+            frame = frame.f_back
+        return frame is not None
 
     def failing(self) -> bool:
         """Whether an exception is being handled."""
