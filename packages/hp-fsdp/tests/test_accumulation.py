@@ -141,6 +141,11 @@ def test_a_forward_without_its_backward(bed: Any, ranks: int, options: Any) -> N
             skipped = bed.loss_of(it.model, it.rank, 78)
             it.update()
             del skipped
+            bed.loss_of(it.model, it.rank, 79)
+            with torch.no_grad():
+                for _, dense, sharded in it.pairs():
+                    dense.mul_(0.75)
+                    sharded.mul_(0.75)
         it.backward(3)
         it.check_gradients()
         it.update()
@@ -254,6 +259,23 @@ def test_a_module_without_parameters_of_its_own(bed: Any, ranks: int) -> None:
         with it.model.no_sync():
             it.backward(0, objective)
         it.backward(1, objective)
+        it.check_gradients()
+        it.update()
+        it.check()
+
+    run_ranks(ranks, body, bed)
+
+
+@FOUR
+def test_unfreezing_between_micro_batches_of_replicas(bed: Any, ranks: int) -> None:
+    def body(bed: Any) -> None:
+        it = bed("hsdp", prepare=lambda model: model.blocks[0].up.requires_grad_(False))
+        it.model.set_requires_all_reduce(False)
+        it.backward(0, share=0.5)
+        for model in (it.dense, it.model):
+            model.blocks[0].up.requires_grad_(True)
+        it.model.set_requires_all_reduce(True)
+        it.backward(1, share=0.5)
         it.check_gradients()
         it.update()
         it.check()

@@ -12,7 +12,7 @@ from torch import nn
 from hp_core import DTensor, MeshError, PlanError, Replicate, init_device_mesh, init_empty_weights, record_collectives
 from hp_core.errors import LayoutError
 from hp_core.testing import assert_same_error
-from hp_fsdp import CPUOffloadPolicy, fully_shard
+from hp_fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 
 def layer() -> nn.Linear:
@@ -165,6 +165,12 @@ def replaced_by_nothing(mesh: Any) -> None:
     module(torch.ones(1, 4))
 
 
+def replicated_in_another_type(mesh: Any) -> None:
+    module = layer()
+    policy = MixedPrecisionPolicy(torch.bfloat16)
+    fully_shard(module, mesh=mesh, mp_policy=policy, replicate_params=[module.bias])
+
+
 SILENT: list[tuple[Callable[[Any], None], type[Exception], str]] = [
     (twice, PlanError, "shard each module once"),
     (outside_in, PlanError, "from the inside out"),
@@ -177,6 +183,7 @@ SILENT: list[tuple[Callable[[Any], None], type[Exception], str]] = [
     (wasteful_granularity, PlanError, "max_padding="),
     (on_the_data_axis, LayoutError, "lay it out on the other axes only"),
     (on_another_world, MeshError, "make one mesh of all axes"),
+    (replicated_in_another_type, PlanError, "'bias' is to be replicated"),
     (reduce_by_maximum, PlanError, "'avg' or 'sum'"),
     (prefetch_of_what_is_not_sharded, PlanError, "Linear was not"),
     (early_optimizer, PlanError, r"SGD holds a whole parameter \('(weight|bias)'\).*after fully_shard"),

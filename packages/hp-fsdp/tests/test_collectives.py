@@ -152,6 +152,28 @@ def test_nothing_is_reduced_without_sync(bed: Any, ranks: int) -> None:
     run_ranks(ranks, body, bed)
 
 
+def test_a_unit_of_two_modules_is_gathered_once_per_forward(bed: Any, ranks: int) -> None:
+    """Also by ranks that call only one of them."""
+
+    def shard(model: Any, mesh: Any) -> None:
+        for place in (0, 2):
+            fully_shard([model.blocks[place], model.blocks[place + 1]], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+
+    def body(bed: Any) -> None:
+        it = bed(build=lambda: Stack(bed.Block), dtype=torch.float32, shard=shard)
+        second = it.model.blocks[1]
+        step(it)
+        for both in (True, False):
+            with record_collectives() as log:
+                step(it, run=lambda block, x, both=both: x if block is second and it.rank and not both else block(x))
+            # two units of two blocks, and the model's own; backward: the first of them, as the others were kept
+            assert log.counts == {"all_gather": 3 + 1, "reduce_scatter": 3}
+            assert not it.held_whole()
+
+    run_ranks(ranks, body, bed)
+
+
 def test_evaluation_gathers_each_unit_once(bed: Any, ranks: int) -> None:
     def body(bed: Any) -> None:
         it = stack(bed)

@@ -28,11 +28,11 @@ class Failure(Exception):
     """Raised on purpose."""
 
 
-def failing(bed: Any, place: str) -> Any:
+def failing(bed: Any, place: str, kind: type[BaseException] = Failure) -> Any:
     """An objective that raises at a place; the same for the dense and the sharded model."""
 
     def refuse(*_: Any) -> None:
-        raise Failure(place)
+        raise kind(place)
 
     def objective(model: Any, rank: int, step: int) -> torch.Tensor:
         hooks = []
@@ -190,3 +190,40 @@ def test_evaluation_fails_between_forward_and_backward(bed: Any, ranks: int) -> 
         assert not it.held_whole()
 
     run_ranks(ranks, body, bed)
+
+
+@pytest.mark.parametrize("saves", [False, True])
+@pytest.mark.parametrize("place", PLACES)
+def test_an_interrupt(bed: Any, ranks: int, place: str, saves: bool) -> None:
+    """What isn't an `Exception` passes by hooks: the next step, or saving the state, finds that the forward was left."""
+
+    def body(bed: Any) -> None:
+        it = bed()
+        it.backward(0)
+        it.update()
+        with pytest.raises(KeyboardInterrupt):
+            failing(bed, place, KeyboardInterrupt)(it.model, it.rank, 1).backward()
+        if saves:
+            assert all(hasattr(value, "to_local") for value in it.model.state_dict().values())
+            assert not it.held_whole()
+        it.optimizers[1].zero_grad()
+        for step in (2, 3):
+            it.backward(step)
+            it.check_gradients()
+            assert not it.held_whole()
+            it.update()
+        it.check()
+
+    run_ranks(ranks, body, bed)
+
+
+def test_a_model_that_calls_itself(bed: Any, ranks: int) -> None:
+    """Recursion isn't taken for an interrupted forward."""
+
+    class Tree(bed.Net):  # type: ignore[name-defined,misc]
+        def forward(self, tokens: Any) -> Any:
+            if tokens.shape[0] > 1:
+                return torch.cat([self(part) for part in tokens.chunk(2)])
+            return super().forward(tokens)
+
+    run_ranks(ranks, lambda bed: bed(build=Tree).train(3), bed)

@@ -41,7 +41,7 @@ def _before_step(optimizer: Any, parameters: list[Any]) -> None:
         root.wait_for_reductions()
     for unit in units:
         unit.discard_whole()  # would be out of date after the step
-    waiting = [unit for unit in units if unit.accumulating or unit.partial is not None]
+    waiting = [unit for unit in units if unit.accumulating or unit.partial]
     if waiting:
         raise PlanError(
             f"rank {get_rank()}: {type(optimizer).__name__} steps while {waiting[0].name} holds gradients that were not reduced: "

@@ -463,15 +463,14 @@ class Root:
             if isinstance(segment, ReplicatedSegment):
                 unit.finish_reduce(segment, reduced)
         flight.parts = [part for part in flight.parts if not isinstance(part[0], ReplicatedSegment)]
-        reduced = [part[1] for part in flight.parts]
-        if unit.partial is not None:
-            for total, more in zip(reduced, unit.partial, strict=True):
-                tools.add(total, more)
+        before, unit.partial = unit.partial, {}
+        for segment, total, _ in flight.parts:  # what was frozen in between is left out
+            if segment in before:
+                tools.add(total, before[segment])
         if not unit.switches.all_reduce:
-            unit.partial = reduced
+            unit.partial = {segment: total for segment, total, _ in flight.parts}
             self.flying.remove(flight)
             return
-        unit.partial = None
         group = unit.data.replica_group
         assert group is not None
         collectives = get_platform().collectives

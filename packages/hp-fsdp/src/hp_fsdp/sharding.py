@@ -63,7 +63,7 @@ def fully_shard(
         mp_policy: element types to gather, compute and reduce in.
         offload_policy: where shards live.
         ignored_params: are left alone.
-        replicate_params: are kept whole on every rank; their gradients are averaged by one all-reduce.
+        replicate_params: are kept whole on every rank, in their own element type; their gradients are averaged by one all-reduce.
         overlap: whether gathers run one unit ahead and reductions behind the computation.
 
     Returns:
@@ -85,6 +85,13 @@ def fully_shard(
     ignored, replicated = ({id(one) for one in given or ()} for given in (ignored_params, replicate_params))
     found, ties = _collect(modules, ignored, replicated, data, shard_granularity)
     options = UnitOptions(mp_policy or MixedPrecisionPolicy(), offload, max_padding, overlap)
+    for member, _ in found:
+        if member.replicated and options.precision.param_dtype not in (None, member.dtype):
+            raise PlanError(
+                f"fully_shard(): parameter {member.name!r} is to be replicated, and the module to compute in "
+                f"{options.precision.param_dtype}; replicated parameters are used as they are. Take it out of replicate_params, or "
+                f"convert it before."
+            )
     unit = Unit(modules, found, data, options, switches)
     for member, original in found:
         if not member.replicated:

@@ -123,7 +123,7 @@ class Unit:
         self.arrived = 0
         self.expected = 0
         self.mark: Mark | None = None
-        self.partial: list[Tensor] | None = None  # HSDP: chunks reduced over the shards, not yet over the replicas
+        self.partial: dict[Segment, Tensor] = {}  # HSDP: chunks reduced over the shards, not yet over the replicas
         self._hooked = False
         self._opened = False  # whether the backward that runs now found the gradient buffers free
         self._shows_whole = True  # so far modules hold what they had before
@@ -299,7 +299,7 @@ class Unit:
         """Forget gradients that weren't reduced."""
         for segment in self.segments:
             segment.drop_gradients()
-        self.partial = None
+        self.partial = {}
         self._clear_mark()
 
     def start_reduce(self) -> list[tuple[Segment, Tensor, Work | None]]:
@@ -375,7 +375,7 @@ class Unit:
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        state |= {"root": None, "state": State.SHARDED, "active": 0, "by_hand": False, "mark": None, "partial": None}
+        state |= {"root": None, "state": State.SHARDED, "active": 0, "by_hand": False, "mark": None, "partial": {}}
         state |= {"_hooked": False, "switches": replace(self.switches, forward_prefetch=None, backward_prefetch=None)}
         return state
 
