@@ -67,7 +67,9 @@ def pure(session: nox.Session) -> None:
         (),
     )
     paths = [str(package.folder / path) for package in PACKAGES.values() for path in package.pure_tests]
-    session.run("python", "-m", "pytest", *paths, *session.posargs)
+    # Without the settings beside them, some of which need a framework; the profile has no deadlines and repeats its examples.
+    settings = ("--noconftest", "--hypothesis-profile=ci")
+    session.run("python", "-m", "pytest", *settings, *paths, *session.posargs)
 
 
 @nox.session(venv_backend="none")
