@@ -450,7 +450,7 @@ class Root:
         if not flight.across_replicas:
             for segment, _, _ in flight.parts:
                 segment.drop_gradients()
-            if unit.data.replica_group is not None and not flight.across_replicas:
+            if unit.data.replica_group is not None:
                 self._cross_replicas(flight)
                 return
         self.flying.remove(flight)

@@ -47,7 +47,8 @@ def fully_shard(
     The parameters that no earlier call took make one *unit*: they are gathered by one all-gather before the module's
     forward and backward, and their gradients are reduced by one reduce-scatter. Call it from the inside out: on the blocks of
     a model, then on the model. Between uses modules hold DTensors of the global shapes, of which each rank has its share;
-    make optimizers of these, after the call. Gradients of the ranks are averaged.
+    make optimizers of these, after the call. Gradients of the ranks are averaged. All ranks must hold the
+    same values (seed them alike): each keeps its share of its own.
 
     Args:
         module: a module, or a list of modules that make one unit together.

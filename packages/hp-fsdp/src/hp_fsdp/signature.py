@@ -1,4 +1,4 @@
-"""One check, when a root is first used: all ranks have sharded the same modules, in the same order, of the same values."""
+"""One check, when a root is first used: all ranks have sharded the same modules, in the same order, with the same choices."""
 
 from __future__ import annotations
 

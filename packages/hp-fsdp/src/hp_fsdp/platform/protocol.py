@@ -52,9 +52,6 @@ class Tools(Protocol):
     def rebase(self, tensor: Tensor, data: Tensor) -> None:
         """Let a leaf be on another storage, its identity and gradient kept."""
 
-    def checksum(self, tensor: Tensor) -> int:
-        """A 63-bit number that depends on every bit of the values."""
-
     def is_real(self, dtype: DType) -> bool:
         """Whether an element type is of real floating-point numbers."""
 
@@ -65,15 +62,6 @@ class Tools(Protocol):
         """Where in memory its values begin."""
 
     # -- parameters and modules -------------------------------------------------------------------------------------
-
-    def parameter(self, tensor: Tensor, requires_grad: bool) -> Tensor:
-        """A parameter on the tensor's storage."""
-
-    def put(self, module: Any, name: str, parameter: Tensor) -> None:
-        """Register a parameter in place of another."""
-
-    def held(self, module: Any, name: str) -> Tensor | None:
-        """The parameter registered under this name."""
 
     def adopt_class(self, module: Any, mixin: type) -> None:
         """Mix a class into the module's own."""

@@ -78,15 +78,6 @@ class TorchTools:
         """Let a leaf be on another storage."""
         tensor.data = data
 
-    def checksum(self, tensor: torch.Tensor) -> int:
-        """A sum over the bits, weighted by place so that exchanged values show."""
-        with torch.no_grad():
-            octets = tensor.contiguous().view(torch.uint8)
-            whole = octets[: octets.numel() // 8 * 8].view(torch.int64)
-            weights = torch.arange(1, 2 * whole.numel(), 2, dtype=torch.int64, device=whole.device)
-            total = int((whole * weights).sum()) + int(octets[whole.numel() * 8 :].to(torch.int64).sum())
-        return total & (2**63 - 1)
-
     def is_real(self, dtype: torch.dtype) -> bool:
         """Whether an element type is one that policies convert."""
         return dtype.is_floating_point
@@ -100,18 +91,6 @@ class TorchTools:
         return tensor.data_ptr()
 
     # -- parameters and modules -------------------------------------------------------------------------------------
-
-    def parameter(self, tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
-        """A parameter on the tensor's storage."""
-        return nn.Parameter(tensor, requires_grad=requires_grad)
-
-    def put(self, module: nn.Module, name: str, parameter: Any) -> None:
-        """Register a parameter in place of another, without the checks of `register_parameter`."""
-        module._parameters[name] = parameter
-
-    def held(self, module: nn.Module, name: str) -> torch.Tensor | None:
-        """The parameter registered under this name."""
-        return module._parameters.get(name)
 
     def adopt_class(self, module: nn.Module, mixin: type) -> None:
         """Give the module a class of both; classes are made once."""
