@@ -5,7 +5,7 @@ Nearly all names are torch's own; the tables below hold only what differs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -51,6 +51,9 @@ _CASTS = {
 _LINALG_ALONE = frozenset({"linalg_norm", "linalg_cross", "linalg_diagonal"})
 """Functions of torch.linalg that are other ops than their namesakes in torch: they take other dims by default."""
 
+_MOST_OUTPUTS = 4096
+"""So many calls are kept whose results' shapes are known."""
+
 _PROPERTIES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 """Attributes that are ops."""
 
@@ -59,6 +62,9 @@ class TorchOps:
     """See `hp_core.platform.protocol.Ops`."""
 
     named_dtypes = _CASTS
+
+    def __init__(self) -> None:
+        self._known_outputs: dict[Hashable, list[tuple[tuple[int, ...], torch.dtype]] | None] = {}
 
     def canonical(self, function: Any) -> tuple[str, bool] | None:
         """Canonical name of an intercepted function and whether it writes in place; None for what is no op."""
@@ -113,7 +119,25 @@ class TorchOps:
     def dense_outputs(
         self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> list[tuple[tuple[int, ...], torch.dtype]] | None:
-        """Run the call on meta tensors of the global shapes; None if its result depends on values."""
+        """Run the call on meta tensors of the global shapes; None if its result depends on values.
+
+        Layouts play no part in it, so what was found is kept for the next layout of the same operands.
+        """
+        try:
+            key = (function, _described(args), _described(kwargs), torch.get_default_dtype())
+            if key in self._known_outputs:
+                return self._known_outputs[key]
+        except TypeError:  # an argument that can't be hashed
+            return self._run_on_meta(function, args, kwargs)
+        found = self._run_on_meta(function, args, kwargs)
+        if len(self._known_outputs) >= _MOST_OUTPUTS:
+            self._known_outputs.clear()
+        self._known_outputs[key] = found
+        return found
+
+    def _run_on_meta(
+        self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> list[tuple[tuple[int, ...], torch.dtype]] | None:
         try:
             with torch.no_grad():
                 result = function(*_on_meta(tuple(args)), **_on_meta(kwargs))
@@ -141,6 +165,18 @@ class TorchOps:
                 bound["dtype"] = value.dtype
             elif isinstance(value, torch.dtype):
                 bound["dtype"] = value
+
+
+def _described(value: Any) -> Hashable:
+    """All that the result on meta tensors depends on; numbers with their types, since 2 and 2.0 are equal."""
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return (kind, *map(_described, value))
+    if kind is dict:
+        return (kind, *((name, _described(item)) for name, item in value.items()))
+    if isinstance(value, torch.Tensor):
+        return (torch.Tensor, value.shape, value.dtype)
+    return (kind, value)
 
 
 def _on_meta(value: Any) -> Any:

@@ -29,9 +29,12 @@ _CHUNK = 800
 """So many combinations are tried in one call of the ranks."""
 _SECONDS, _SECONDS_EACH = 30.0, 0.08
 """How long a call of the ranks may take, and for each combination: many times what it takes. Ranks that disagree hang."""
-_CHOICES = ({1: 48, 2: 324, 3: 90}, {1: 48, 2: 60, 3: 30}, {1: 12, 2: 10, 3: 8}, {1: 2, 2: 2, 3: 2})
-"""How many combinations are chosen of a call with so many operands (3: three and more): of a family's first, of a rule's first,
-of the first of several alike, of the rest of them.
+_CHOICES = {
+    "2": ({1: 48, 2: 324, 3: 90}, {1: 48, 2: 60, 3: 30}, {1: 12, 2: 10, 3: 8}, {1: 2, 2: 2, 3: 2}),
+    "2x2": ({1: 48, 2: 160, 3: 60}, {1: 12, 2: 30, 3: 16}, {1: 6, 2: 5, 3: 4}, {1: 1, 2: 1, 3: 1}),
+}
+"""By mesh, how many combinations are chosen of a call with so many operands (3: three and more): of a family's first, of a
+rule's first, of the first of several alike, of the rest of them. A combination on four ranks costs four times one on two.
 """
 
 
@@ -175,7 +178,8 @@ def _choice(mesh_name: str) -> dict[OpSample, tuple[int, ...]]:
         kinds = [(family(sample.op), size), (alike[0], size), alike]
         rank = next((rank for rank, kind in enumerate(kinds) if kind not in seen), len(kinds))
         seen.update(kinds)
-        most = min(_CHOICES[rank][size], tools.most.get(mesh_name, _CHOICES[rank][size]))
+        most = _CHOICES[mesh_name][rank][size]
+        most = min(most, tools.most.get(mesh_name, most))
         choice[sample] = tuple(spread(len(combinations(mesh, operands)), most))
     return choice
 
