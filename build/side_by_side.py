@@ -97,6 +97,17 @@ FEATURES = [
         "test_a_mistake_is_told_alike_on_all_ranks_before_anything_is_sent",
         "test_mistakes.py",
     ),
+    on_both(
+        "`fingerprint`: one hash for all layouts, and for both frameworks",
+        "test_hashes_are_a_format",
+        "test_debugging.py",
+    ),
+    on_both("`describe`: the table of what a rank holds", "test_describe_shows_the_same_table", "test_debugging.py"),
+    Feature(
+        "`deterministic`",
+        _core("tests/platform/test_determinism.py"),
+        _core("tests_mindspore/test_determinism.py::test_it_is_set_once_and_not_taken_back"),
+    ),
     Feature("writing in place: `x.add_(y)`, `x[...] = v`", _core("tests/rules/test_cut_dim_ops.py"), None),
     Feature("mistakes in a call told when it is planned", _core("tests/dtensor/test_bad_inputs.py"), None),
     Feature("fallback to the framework's own distributed ops", _core("tests/dtensor/test_dispatch.py"), None),

@@ -15,6 +15,7 @@ __all__ = [
     "PlatformError",
     "ProcessGroupError",
     "RedistributeError",
+    "ReplicaError",
     "ShardingRuleError",
 ]
 
@@ -53,3 +54,7 @@ class ShardingRuleError(HyperParallelError, RuntimeError):
 
 class PlanError(HyperParallelError, ValueError):
     """A parallelisation plan doesn't fit the module it is applied to."""
+
+
+class ReplicaError(HyperParallelError, RuntimeError):
+    """Ranks that should hold the very same bits don't."""

@@ -7,7 +7,7 @@ is an interval of the flattened box, and a few boxes. No other file does chunk a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 
 Interval = tuple[int, int]
@@ -17,6 +17,7 @@ __all__ = [
     "Box",
     "Interval",
     "box_numel",
+    "box_pieces",
     "box_shape",
     "chunk_interval",
     "clipped",
@@ -124,6 +125,24 @@ def clipped(box: Box) -> Box:
 def box_numel(box: Box) -> int:
     """Number of elements in a box (1 for the box of a scalar)."""
     return prod(stop - start for start, stop in box)
+
+
+def box_pieces(box: Box, most: int) -> Iterator[Box]:
+    """Cut a box into boxes of at most `most` elements that follow each other in memory; an empty one gives none."""
+    if box_numel(box) <= most:
+        if box_numel(box):
+            yield box
+        return
+    (first, last), *rest = box
+    inner = box_numel(tuple(rest))
+    if inner <= most:
+        rows = most // inner
+        for row in range(first, last, rows):
+            yield ((row, min(row + rows, last)), *rest)
+    else:
+        for row in range(first, last):
+            for piece in box_pieces(tuple(rest), most):
+                yield ((row, row + 1), *piece)
 
 
 def contiguous_strides(shape: Iterable[int]) -> tuple[int, ...]:

@@ -5,9 +5,10 @@ A component that implements one (hp-fsdp, say) and a component that uses it (hp-
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["ShardedModule"]
+__all__ = ["DescribedModule", "ShardedModule", "StagedModule", "UnitDescription"]
 
 
 @runtime_checkable
@@ -25,3 +26,52 @@ class ShardedModule(Protocol):
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """Whether the next backward is the last before the optimizer steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitDescription:
+    """Parameters that are communicated together, for `hp_core.debug.describe`.
+
+    Attributes:
+        identity: a number of the unit; modules of one unit give the same.
+        name: what to call it.
+        state: where its parameters are, in a word: "sharded", "gathering", "whole".
+        parameters: how many it has.
+        holders: the modules and names under which they are held; a tied one under several.
+        ranks: what its parts are called and how many there are, outermost first: {"replicas": 2, "shards": 2}.
+        shard_bytes: this rank's part.
+        whole_bytes: the parameters when they are gathered, in the type they are computed in.
+        gathered: whether that memory is taken now.
+        padding: share of the whole that belongs to no parameter.
+        waiting: what it holds that wasn't reduced, in words; empty if nothing.
+    """
+
+    identity: int
+    name: str
+    state: str
+    parameters: int
+    holders: tuple[tuple[Any, str], ...]
+    ranks: dict[str, int]
+    shard_bytes: int
+    whole_bytes: int
+    gathered: bool
+    padding: float
+    waiting: str = ""
+
+
+@runtime_checkable
+class DescribedModule(Protocol):
+    """A module whose parameters a component has taken over, and which can say how."""
+
+    def describe_unit(self) -> UnitDescription:
+        """The unit that it is part of; nothing is communicated."""
+
+
+@runtime_checkable
+class StagedModule(Protocol):
+    """A stage of a pipeline: a module and its place."""
+
+    submodule: Any
+    stage_index: int
+    stage_num: int
+    group: Any

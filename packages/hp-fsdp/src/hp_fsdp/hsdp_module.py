@@ -8,6 +8,8 @@ from typing import Any
 
 from hp_core.errors import PlanError
 from hp_core.platform import get_platform
+from hp_core.protocols import UnitDescription
+from hp_fsdp.description import describe_unit
 from hp_fsdp.unit import State, Unit
 
 __all__ = ["ATTRIBUTE", "HSDPModule", "unit_of", "units_below"]
@@ -137,6 +139,10 @@ class HSDPModule:
         finally:
             for unit, sync in zip(units, before, strict=True):
                 unit.switches.sync = sync
+
+    def describe_unit(self) -> UnitDescription:
+        """What `hp_core.debug.describe` shows of this module's unit; nothing is communicated."""
+        return describe_unit(self._unit)
 
     def _chosen(self, recurse: bool) -> list[Unit]:
         return units_below(self) if recurse else [self._unit]

@@ -18,6 +18,7 @@ __all__ = [
     "Autograd",
     "Collectives",
     "DType",
+    "DeterministicSwitches",
     "Event",
     "Group",
     "ModuleTools",
@@ -318,12 +319,33 @@ class TensorTools(Protocol):
     def is_meta(self, tensor: Tensor) -> bool:
         """Whether it has no storage."""
 
+    def bit_patterns(self, tensor: Tensor) -> tuple[Tensor, int]:
+        """Its bits as a 1-D tensor of signed integers, row-major, and how many of them make one element.
+
+        It may share memory with the tensor, and is where int64 arithmetic wraps: on a CPU or CUDA device.
+
+        Raises:
+            PlatformError: it has no dense storage.
+        """
+
+    def memory(self, tensor: Tensor) -> tuple[int, int, str] | None:
+        """Address, bytes held from there on and name of the element type, for native kernels that write to the tensor.
+
+        None where they can't: it isn't in the host's memory, isn't dense and row-major, or stands for another tensor.
+        """
+
     def tie_count(self, tensor: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """`(tensor == value)` and the same as numbers, both in the dtype of `tensor`."""
 
 
 class Autograd(Protocol):
     """The framework's own gradients, on local tensors."""
+
+    keeps_gradients: bool
+    """Whether the framework keeps a gradient with its parameter."""
+
+    def kept_gradient(self, parameter: Tensor) -> Tensor | None:
+        """The gradient that is kept with a parameter (a DTensor or a plain tensor), or None."""
 
     def needs_gradient(self, tensor: Tensor) -> bool:
         """Whether gradients are recorded now and this tensor takes part."""
@@ -542,6 +564,34 @@ class OpSamples(Protocol):
         """
 
 
+class DeterministicSwitches(Protocol):
+    """What the framework itself has for deterministic results (see `hp_core.platform.determinism`)."""
+
+    variables: frozenset[str]
+    """Environment variables that matter with it."""
+    can_restore: bool
+    """Whether the switches can be turned back."""
+
+    def started(self) -> dict[str, str]:
+        """What has started and won't read variables again, in words: "world" (communicators), "device"."""
+
+    def require_settable(self, level: int) -> None:
+        """Refuse a level that can't be set any more; nothing is changed.
+
+        Raises:
+            PlatformError: with the reason.
+        """
+
+    def state(self) -> dict[str, str]:
+        """The switches as they are, by the names that users know them by."""
+
+    def set(self, level: int) -> None:
+        """Turn the switches as a level needs them."""
+
+    def restore(self, state: Any) -> None:
+        """Turn them back to what `state` gave."""
+
+
 class Platform(Protocol):
     """One framework on one kind of device."""
 
@@ -552,6 +602,7 @@ class Platform(Protocol):
     autograd: Autograd
     ops: Ops
     modules: ModuleTools
+    deterministic_switches: DeterministicSwitches
 
     def new_stream(self) -> Stream:
         """A stream that runs beside the current one: a device stream, or a worker thread on the CPU."""

@@ -18,6 +18,7 @@ from hp_core.platform.remedies import explain_failed_import, how_to_install
 __all__ = ["FRAMEWORKS", "VARIABLE", "get_platform", "require_choice_unchanged"]
 
 VARIABLE = "HYPER_PARALLEL_PLATFORM"
+DETERMINISTIC = "HYPER_PARALLEL_DETERMINISTIC"
 FRAMEWORKS = ("torch", "mindspore")
 _chosen: Platform | None = None
 
@@ -26,7 +27,8 @@ def get_platform() -> Platform:
     """The platform of this process, resolved on the first call.
 
     Raises:
-        PlatformError: no framework is installed, or the one asked for is unknown, isn't installed, or can't be imported.
+        PlatformError: no framework is installed, or the one asked for is unknown, isn't installed, or can't be imported; or the
+            determinism that the environment asks for can't be had any more.
     """
     global _chosen
     if _chosen is None:
@@ -36,7 +38,12 @@ def get_platform() -> Platform:
         except Exception as error:
             raise PlatformError(explain_failed_import(name, error)) from error
         module = importlib.import_module(f"hp_core.platform.{name}")
-        _chosen = module.create_platform()
+        platform: Platform = module.create_platform()
+        if os.environ.get(DETERMINISTIC):
+            from hp_core.platform.determinism import apply_environment
+
+            apply_environment(platform)
+        _chosen = platform
     return _chosen
 
 

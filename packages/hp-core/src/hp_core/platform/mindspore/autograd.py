@@ -91,6 +91,11 @@ class MindSporeAutograd:
     def __init__(self, on_host: bool = True) -> None:
         self._on_host = on_host
 
+    keeps_gradients = False
+
+    def kept_gradient(self, parameter: Any) -> None:
+        """None: gradients are returned by what differentiates."""
+
     def needs_gradient(self, tensor: Any) -> bool:
         """Whether gradients are recorded now and this tensor takes part."""
         return isinstance(tensor, Tensor) and tensor._requires_grad and _recording()

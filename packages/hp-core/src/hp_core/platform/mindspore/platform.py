@@ -10,6 +10,7 @@ from mindspore import mint
 
 from hp_core.errors import PlatformError
 from hp_core.platform.mindspore.autograd import MindSporeAutograd
+from hp_core.platform.mindspore.determinism import MindSporeDeterministicSwitches
 from hp_core.platform.mindspore.device_tensors import DeviceTensorTools
 from hp_core.platform.mindspore.dtensor import define_dtensor
 from hp_core.platform.mindspore.hccl import HcclCollectives, HcclProcesses
@@ -43,6 +44,7 @@ class MindSporePlatform:
             self.processes = HcclProcesses(mint.distributed)
             self.tensors = DeviceTensorTools()
             self._collectives = HcclCollectives(mint.distributed)
+        self.deterministic_switches = MindSporeDeterministicSwitches(self.processes)
 
     @property
     def collectives(self) -> Any:

@@ -165,6 +165,27 @@ class HostTensorTools:
         """Whether it has no storage."""
         return getattr(tensor, "is_meta", False) is True
 
+    def bit_patterns(self, tensor: Any) -> tuple[Any, int]:
+        """Its bits as integers, on the host.
+
+        Raises:
+            PlatformError: it has no storage.
+        """
+        if self.is_meta(tensor):
+            raise PlatformError("a tensor on the meta device has no dense storage whose bits could be read.")
+        flat = np.ascontiguousarray(as_array(tensor)).reshape(-1)
+        words = max(1, flat.itemsize // 8)
+        return flat.view(np.dtype(f"i{flat.itemsize // words}")), words
+
+    def memory(self, tensor: Any) -> tuple[int, int, str] | None:
+        """Of an array, or of a tensor that owns its memory."""
+        if self.is_meta(tensor):
+            return None
+        array = writable_array(tensor)
+        if not array.flags.c_contiguous or not array.flags.writeable:
+            return None
+        return array.ctypes.data, array.nbytes, self.dtype_name(self.dtype(tensor))
+
     def tie_count(self, tensor: Any, value: Any) -> tuple[Any, Any]:
         """Where `tensor` equals `value`, as numbers, and a copy to be summed over ranks."""
         array = as_array(tensor)

@@ -33,6 +33,12 @@ _apply: Callable[..., torch.Tensor] = super(torch.autograd.Function, _WithGradie
 class TorchAutograd:
     """See `hp_core.platform.protocol.Autograd`."""
 
+    keeps_gradients = True
+
+    def kept_gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """`.grad` of a leaf."""
+        return parameter.grad if parameter.is_leaf else None
+
     def needs_gradient(self, tensor: torch.Tensor) -> bool:
         """Whether gradients are recorded now and this tensor takes part."""
         return tensor.requires_grad and _grad_enabled()

@@ -13,6 +13,7 @@ import torch
 from hp_core.platform.protocol import OpSamples
 from hp_core.platform.torch.autograd import TorchAutograd
 from hp_core.platform.torch.collectives import TorchCollectives
+from hp_core.platform.torch.determinism import TorchDeterministicSwitches
 from hp_core.platform.torch.dtensor import define_dtensor
 from hp_core.platform.torch.interop import fallback, mesh_to_native, native_parts, to_native
 from hp_core.platform.torch.modules import TorchModuleTools
@@ -37,6 +38,7 @@ class TorchPlatform:
         self.autograd = TorchAutograd()
         self.ops = TorchOps()
         self.modules = TorchModuleTools()
+        self.deterministic_switches = TorchDeterministicSwitches()
         self.new_dtensor = new_dtensor
 
     def new_stream(self) -> Any:

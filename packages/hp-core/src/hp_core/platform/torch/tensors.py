@@ -7,10 +7,14 @@ from typing import Any
 
 import torch
 
+from hp_core.errors import PlatformError
 from hp_core.geometry import Box, contiguous_strides
 from hp_core.platform.foreign import refuse_foreign
 
 __all__ = ["TorchTensorTools"]
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class TorchTensorTools:
@@ -147,6 +151,35 @@ class TorchTensorTools:
     def is_meta(self, tensor: torch.Tensor) -> bool:
         """Whether it has no storage."""
         return tensor.is_meta
+
+    def bit_patterns(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """Its bits as integers.
+
+        Raises:
+            PlatformError: it is sparse or quantized, or has no storage.
+        """
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+            what = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout}, dtype {tensor.dtype}"
+            raise PlatformError(f"a tensor {what} has no dense storage whose bits could be read.")
+        flat = tensor.detach()
+        if flat.device.type not in ("cpu", "cuda"):
+            flat = flat.cpu()  # whether int64 arithmetic wraps elsewhere isn't known
+        flat = flat.resolve_conj().resolve_neg().contiguous().view(-1)
+        words = max(1, flat.dtype.itemsize // 8)
+        return flat.view(_SIGNED[flat.dtype.itemsize // words]), words
+
+    def memory(self, tensor: torch.Tensor) -> tuple[int, int, str] | None:
+        """Of a plain dense tensor on the CPU; not of those that trace or transform."""
+        if (
+            type(tensor) not in _PLAIN
+            or tensor.device.type != "cpu"
+            or tensor.layout is not torch.strided
+            or not tensor.is_contiguous()
+            or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        ):
+            return None
+        held = int(tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.itemsize)
+        return tensor.data_ptr(), held, self.dtype_name(tensor.dtype)
 
     def tie_count(self, tensor: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Where `tensor` equals `value`, as numbers, and a copy to be summed over ranks."""

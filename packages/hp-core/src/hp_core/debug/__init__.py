@@ -1,0 +1,1 @@
+"""Looking at a model that runs on many ranks: what each holds (`describe`), and whether replicas are equal (`fingerprint`)."""
