@@ -1,5 +1,10 @@
 """Names of `hp_core` for type checkers. Written by build/stubs.py: edit the table, not this file."""
 
+from hp_core.debug.description import Description as Description
+from hp_core.debug.description import describe as describe
+from hp_core.debug.fingerprints import Fingerprint as Fingerprint
+from hp_core.debug.fingerprints import fingerprint as fingerprint
+from hp_core.determinism import deterministic as deterministic
 from hp_core.dtensor.api import DTensor as DTensor
 from hp_core.dtensor.custom_shard import custom_shard as custom_shard
 from hp_core.dtensor.dispatch import SkipDTensorDispatch as SkipDTensorDispatch
@@ -26,6 +31,7 @@ from hp_core.errors import PlanError as PlanError
 from hp_core.errors import PlatformError as PlatformError
 from hp_core.errors import ProcessGroupError as ProcessGroupError
 from hp_core.errors import RedistributeError as RedistributeError
+from hp_core.errors import ReplicaError as ReplicaError
 from hp_core.errors import ShardingRuleError as ShardingRuleError
 from hp_core.layout import Layout as Layout
 from hp_core.mesh import DeviceMesh as DeviceMesh
@@ -75,7 +81,9 @@ __all__ = [
     "ColwiseParallel",
     "CommTimeoutError",
     "DTensor",
+    "Description",
     "DeviceMesh",
+    "Fingerprint",
     "FlatShard",
     "HyperParallelError",
     "Layout",
@@ -93,6 +101,7 @@ __all__ = [
     "ProcessGroupError",
     "RaggedShard",
     "RedistributeError",
+    "ReplicaError",
     "Replicate",
     "RowwiseParallel",
     "SequenceParallel",
@@ -101,13 +110,16 @@ __all__ = [
     "ShardingRuleError",
     "SkipDTensorDispatch",
     "custom_shard",
+    "describe",
     "destroy_process_group",
+    "deterministic",
     "dispatch_cache_clear",
     "dispatch_cache_info",
     "distribute_module",
     "distribute_tensor",
     "empty",
     "explain_redistribute",
+    "fingerprint",
     "full",
     "get_backend",
     "get_current_mesh",

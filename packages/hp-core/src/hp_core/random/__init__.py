@@ -4,7 +4,7 @@
 order, so replicas agree and shards are parts of one global tensor.
 """
 
-from hp_core.random.fill import random_integers, random_like
+from hp_core.random.fill import random_integers, random_like, random_mask
 from hp_core.random.state import get_rng_state, manual_seed, next_offset, recompute_contexts, set_rng_state
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "next_offset",
     "random_integers",
     "random_like",
+    "random_mask",
     "recompute_contexts",
     "set_rng_state",
 ]

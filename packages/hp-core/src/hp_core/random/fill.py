@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from math import ceil
+from struct import pack, unpack
 from typing import Any
 
 from hp_core.errors import LayoutError
-from hp_core.geometry import Box, box_numel
+from hp_core.geometry import box_numel, box_pieces
+from hp_core.kernels import philox_filler
 from hp_core.layout import Layout
 from hp_core.platform import get_platform
 from hp_core.platform.protocol import Tensor
@@ -21,7 +24,7 @@ from hp_core.random.philox import (
 )
 from hp_core.random.state import next_offset
 
-__all__ = ["random_integers", "random_like"]
+__all__ = ["random_integers", "random_like", "random_mask"]
 
 _PIECE = 1 << 15
 """Elements worked on at a time: what Philox needs for them stays in a CPU's cache."""
@@ -54,6 +57,8 @@ def random_like(empty: Tensor, layout: Layout, global_shape: tuple[int, ...], ki
     name = tensors.dtype_name(tensors.dtype(empty))
     if name not in UNIFORM_BITS and kind != "geometric":
         raise LayoutError(f"random tensors are floating point ({', '.join(UNIFORM_BITS)}), not {name}.")
+    if kind in ("uniform", "normal") and _fill_natively(empty, layout, global_shape, kind):
+        return empty
 
     def values(words: Words) -> Tensor:
         if kind == "uniform":
@@ -84,32 +89,41 @@ def random_integers(empty: Tensor, layout: Layout, global_shape: tuple[int, ...]
     return _fill(empty, layout, global_shape, lambda words: integers(words, low, high))
 
 
+def random_mask(empty: Tensor, layout: Layout, global_shape: tuple[int, ...], p: float) -> Tensor:
+    """Fill a local tensor of bools with its part of a global mask, and take the next offset.
+
+    Args:
+        empty: dense local tensor of the layout's local shape, of bools; written to.
+        layout: how the global tensor lies; pending reductions count as replicated.
+        global_shape: its shape.
+        p: an element is false with this probability: where the uniform float32 number is less than p, rounded to float32.
+    """
+    if _fill_natively(empty, layout, global_shape, "keep", p):
+        return empty
+    [rounded] = unpack("f", pack("f", p))
+    least = ceil(rounded * 2.0 ** UNIFORM_BITS["float32"])  # exact: the numbers are whole multiples of 2^-24
+    return _fill(empty, layout, global_shape, lambda words: words[0] >> (32 - UNIFORM_BITS["float32"]) >= least)
+
+
+def _fill_natively(empty: Tensor, layout: Layout, global_shape: tuple[int, ...], kind: str, *parameters: float) -> bool:
+    """Let a native kernel do it, whose bits are the same; whether there is one that reaches the tensor."""
+    fill = philox_filler()
+    memory = None if fill is None else get_platform().tensors.memory(empty)
+    if fill is None or memory is None:
+        return False
+    seed, offset = next_offset()
+    fill(kind, memory, global_shape, layout.boxes(global_shape), seed, offset, parameters)
+    return True
+
+
 def _fill(empty: Tensor, layout: Layout, global_shape: tuple[int, ...], values: Callable[[Words], Any]) -> Tensor:
     tensors = get_platform().tensors
     seed, offset = next_offset()
     flat = tensors.reshape(empty, (-1,))
     start = 0
-    for box in (piece for whole in layout.boxes(global_shape) for piece in _pieces(whole, _PIECE)):
+    for box in (piece for whole in layout.boxes(global_shape) for piece in box_pieces(whole, _PIECE)):
         index = global_indices(box, global_shape, lambda low, high: tensors.arange(low, high, empty))
         stop = start + box_numel(box)
         flat[start:stop] = values(philox_words(tensors.reshape(index, (-1,)), seed, offset))
         start = stop
     return empty
-
-
-def _pieces(box: Box, most: int) -> Iterator[Box]:
-    """Cut a box into boxes of at most `most` elements that follow each other in memory."""
-    if box_numel(box) <= most:
-        if box_numel(box):
-            yield box
-        return
-    (first, last), *rest = box
-    inner = box_numel(tuple(rest))
-    if inner <= most:
-        rows = most // inner
-        for row in range(first, last, rows):
-            yield ((row, min(row + rows, last)), *rest)
-    else:
-        for row in range(first, last):
-            for piece in _pieces(tuple(rest), most):
-                yield ((row, row + 1), *piece)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from hp_core.geometry import origin_box
 from hp_core.layout import Layout
+from hp_core.miss_storm import MissStorm
 from hp_core.platform import get_platform
 from hp_core.platform.protocol import Tensor
 from hp_core.process_group import on_destroy
@@ -85,6 +86,10 @@ class Program:
 
 _programs: dict[tuple[Layout, Layout, tuple[int, ...], int], Program] = {}
 _hits = 0
+_storm = MissStorm(
+    "redistribution plans",
+    "A plan is made for each global shape: pad to a few shapes. redistribute_cache_info() counts hits and misses.",
+)
 
 
 def program_for(src: Layout, dst: Layout, global_shape: tuple[int, ...], itemsize: int) -> Program:
@@ -100,6 +105,7 @@ def program_for(src: Layout, dst: Layout, global_shape: tuple[int, ...], itemsiz
         _hits += 1
         return program
     program = _programs[key] = Program(plan_redistribute(src, dst, tuple(global_shape), itemsize))
+    _storm.missed((src, dst), f"redistribute {src.compact_str} -> {dst.compact_str}", (tuple(global_shape), itemsize))
     return program
 
 
@@ -113,6 +119,7 @@ def redistribute_cache_clear() -> None:
     global _hits
     _programs.clear()
     _hits = 0
+    _storm.clear()
 
 
 on_destroy(redistribute_cache_clear)

@@ -14,7 +14,7 @@ from typing import Any
 from hp_core.errors import ShardingRuleError
 from hp_core.layout import Layout, intern
 from hp_core.platform import get_platform
-from hp_core.random import random_integers, random_like
+from hp_core.random import random_integers, random_like, random_mask
 from hp_core.rules.registry import rule
 from hp_core.rules.rule import Composite, OpCall
 
@@ -277,7 +277,7 @@ def _filled(x: Any, layout: Layout, shape: tuple[int, ...], dtype: Any, draw: Ca
 
 def _kept(x: Any, layout: Layout, shape: tuple[int, ...], p: float) -> Any:
     """Which elements (or channels) of x stay."""
-    return _filled(x, layout, shape, "float32", partial(_draw, "uniform", ())) >= p
+    return _filled(x, layout, shape, "bool", partial(random_mask, p=p))
 
 
 def _scaled_mask(kept: Any, x: Any, p: float) -> Any:

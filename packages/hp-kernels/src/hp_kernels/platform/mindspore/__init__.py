@@ -1,0 +1,1 @@
+"""The kernels as ops of this framework; importing it loads the framework."""
