@@ -26,9 +26,30 @@ SMALL = ("schedule", "--stages", "2", "--micro-batches", "3")
 def test_version_lists_every_component_and_framework() -> None:
     lines = run("--version").output.splitlines()
     assert [line.split()[0] for line in lines] == [
-        *("hyper-parallel", "hp-core", "hp-cp", "hp-fsdp", "hp-pipeline", "hp-swap", "torch", "mindspore")
+        *(
+            "hyper-parallel",
+            "hp-core",
+            "hp-cp",
+            "hp-fsdp",
+            "hp-kernels",
+            "hp-pipeline",
+            "hp-swap",
+            "torch",
+            "torch-npu",
+            "mindspore",
+        )
     ]
     assert all(len(line.split()) >= 2 for line in lines)
+
+
+def test_version_copes_with_components_that_are_missing_or_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hp_swap-0.1.0.dist-info").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    lines = dict(line.split(" ", 1) for line in run("--version").output.splitlines())
+    assert lines["hp-swap"] == "(damaged: its metadata is missing)"
+    assert lines["hp-core"] == lines["torch"] == "(not installed)"
 
 
 def test_schedule_prints_grid_bubble_and_peak_memory() -> None:

@@ -150,6 +150,7 @@ def test_names_are_loaded_when_used_and_not_before() -> None:
         assert "hp_core.layout" not in sys.modules
         assert hyper_parallel.Layout is hyper_parallel.core.dtensor.layout.Layout
         assert "hp_core.layout" in sys.modules
+        assert callable(hyper_parallel.debug.describe)  # a module that nobody has imported
         assert "torch" not in sys.modules
         assert hyper_parallel.__version__
     """

@@ -3,7 +3,9 @@
 from hp_core import ColwiseParallel as ColwiseParallel
 from hp_core import CommTimeoutError as CommTimeoutError
 from hp_core import DTensor as DTensor
+from hp_core import Description as Description
 from hp_core import DeviceMesh as DeviceMesh
+from hp_core import Fingerprint as Fingerprint
 from hp_core import FlatShard as FlatShard
 from hp_core import HyperParallelError as HyperParallelError
 from hp_core import Layout as Layout
@@ -21,6 +23,7 @@ from hp_core import PrepareModuleOutput as PrepareModuleOutput
 from hp_core import ProcessGroupError as ProcessGroupError
 from hp_core import RaggedShard as RaggedShard
 from hp_core import RedistributeError as RedistributeError
+from hp_core import ReplicaError as ReplicaError
 from hp_core import Replicate as Replicate
 from hp_core import RowwiseParallel as RowwiseParallel
 from hp_core import SequenceParallel as SequenceParallel
@@ -29,13 +32,16 @@ from hp_core import ShardingPlan as ShardingPlan
 from hp_core import ShardingRuleError as ShardingRuleError
 from hp_core import SkipDTensorDispatch as SkipDTensorDispatch
 from hp_core import custom_shard as custom_shard
+from hp_core import describe as describe
 from hp_core import destroy_process_group as destroy_process_group
+from hp_core import deterministic as deterministic
 from hp_core import dispatch_cache_clear as dispatch_cache_clear
 from hp_core import dispatch_cache_info as dispatch_cache_info
 from hp_core import distribute_module as distribute_module
 from hp_core import distribute_tensor as distribute_tensor
 from hp_core import empty as empty
 from hp_core import explain_redistribute as explain_redistribute
+from hp_core import fingerprint as fingerprint
 from hp_core import full as full
 from hp_core import get_backend as get_backend
 from hp_core import get_current_mesh as get_current_mesh
@@ -78,6 +84,7 @@ from hp_fsdp import get_hyper_optimizer as get_hyper_optimizer
 from hp_fsdp import hsdp_sync_stream as hsdp_sync_stream
 from hp_fsdp import total_grad_norm as total_grad_norm
 from hp_pipeline import BatchDimSpec as BatchDimSpec
+from hp_pipeline import CommComputeOverlap as CommComputeOverlap
 from hp_pipeline import MetaStep as MetaStep
 from hp_pipeline import MetaStepType as MetaStepType
 from hp_pipeline import PipelineStage as PipelineStage
@@ -85,14 +92,21 @@ from hp_pipeline import Schedule1F1B as Schedule1F1B
 from hp_pipeline import ScheduleGPipe as ScheduleGPipe
 from hp_pipeline import ScheduleInterleaved1F1B as ScheduleInterleaved1F1B
 
+from hyper_parallel import debug as debug
+from hyper_parallel import kernels as kernels
+from hyper_parallel import platform as platform
+
 __version__: str
 __all__ = [
     "BatchDimSpec",
     "CPUOffloadPolicy",
     "ColwiseParallel",
+    "CommComputeOverlap",
     "CommTimeoutError",
     "DTensor",
+    "Description",
     "DeviceMesh",
+    "Fingerprint",
     "FlatShard",
     "HSDPModule",
     "HyperParallelError",
@@ -116,6 +130,7 @@ __all__ = [
     "ProcessGroupError",
     "RaggedShard",
     "RedistributeError",
+    "ReplicaError",
     "Replicate",
     "RowwiseParallel",
     "Schedule1F1B",
@@ -128,13 +143,16 @@ __all__ = [
     "SkipDTensorDispatch",
     "clip_grad_norm_",
     "custom_shard",
+    "describe",
     "destroy_process_group",
+    "deterministic",
     "dispatch_cache_clear",
     "dispatch_cache_info",
     "distribute_module",
     "distribute_tensor",
     "empty",
     "explain_redistribute",
+    "fingerprint",
     "full",
     "fully_shard",
     "get_backend",

@@ -34,12 +34,38 @@ _STYLES = (
 _SHARDING = ("ShardingPlan", "custom_shard", "register_sharding_rule", "shard_module")
 _PIPELINE = (
     "BatchDimSpec",
+    "CommComputeOverlap",
     "MetaStep",
     "MetaStepType",
     "PipelineStage",
     "Schedule1F1B",
     "ScheduleGPipe",
     "ScheduleInterleaved1F1B",
+)
+_DEBUGGING = (
+    "Description",
+    "Fingerprint",
+    "describe",
+    "dispatch_cache_info",
+    "explain_redistribute",
+    "fingerprint",
+    "record_collectives",
+    "redistribute_cache_info",
+)
+_KERNELS = (
+    "KernelArgumentError",
+    "Permuted",
+    "build_info",
+    "cast_into",
+    "fill_random",
+    "lse_merge",
+    "lse_merge_",
+    "moe_permute",
+    "moe_unpermute",
+    "pack",
+    "pack_into",
+    "unpack",
+    "unpack_into",
 )
 _FULLY_SHARD = ("HSDPModule", "fully_shard", "hsdp_sync_stream")
 _FSDP_POLICIES = ("CPUOffloadPolicy", "MixedPrecisionPolicy", "OffloadPolicy")
@@ -68,6 +94,7 @@ NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "PlatformError",
             "ProcessGroupError",
             "RedistributeError",
+            "ReplicaError",
             "ShardingRuleError",
             "destroy_process_group",
             "explain_redistribute",
@@ -90,6 +117,11 @@ NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "redistribute_cache_info",
             "split_group",
             "unique_state_dict",
+            "Description",
+            "Fingerprint",
+            "describe",
+            "deterministic",
+            "fingerprint",
             *_PLACEMENTS,
             *_MESH,
             *_DTENSOR,
@@ -117,7 +149,9 @@ NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "hyper_parallel.core.pipeline_parallel": {"hp_pipeline": _PIPELINE},
     "hyper_parallel.core.context_parallel": {"hp_cp": _CONTEXT_PARALLEL},
     "hyper_parallel.core.activation_checkpoint": {"hp_swap": _ACTIVATIONS},
+    "hyper_parallel.kernels": {"hp_kernels": _KERNELS},
     "hyper_parallel.platform": {"hp_core": ("get_platform",)},
+    "hyper_parallel.debug": {"hp_core": _DEBUGGING},
 }
 
 
@@ -155,6 +189,8 @@ def lazy_names(module: str) -> tuple[Callable[[str], object], Callable[[], list[
             from importlib.metadata import version
 
             value: object = version("hyper-parallel")
+        elif f"{module}.{name}" in NAMES:
+            value = import_module(f"{module}.{name}")  # hyper_parallel.debug, of an `import hyper_parallel` alone
         elif name in owners:
             value = getattr(_component(owners[name], module, name), name)
         else:

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
+from hyper_parallel.cli.doctor import doctor
 from hyper_parallel.cli.schedule import schedule
 from hyper_parallel.exports import NAMES
 
@@ -17,13 +18,16 @@ __all__ = ["main"]
 
 def _versions() -> str:
     """The umbrella, its components and the frameworks, each with its installed version."""
-    components = sorted({component.replace("_", "-") for components in NAMES.values() for component in components})
+    components = {component.replace("_", "-") for components in NAMES.values() for component in components}
     lines = []
-    for distribution in ("hyper-parallel", *components, "torch", "mindspore"):
+    for distribution in ("hyper-parallel", *sorted(components), "torch", "torch-npu", "mindspore"):
         try:
-            lines.append(f"{distribution} {version(distribution)}")
+            # A record whose metadata was lost has no version.
+            lines.append(f"{distribution} {version(distribution) or '(damaged: its metadata is missing)'}")
         except PackageNotFoundError:
             lines.append(f"{distribution} (not installed)")
+        except (KeyError, TypeError, ValueError, OSError):  # what importlib.metadata makes of a damaged record
+            lines.append(f"{distribution} (damaged: its metadata is missing)")
     return "\n".join(lines)
 
 
@@ -46,4 +50,5 @@ def main() -> None:
     """HyperParallel: N-D parallel training for PyTorch and MindSpore."""
 
 
+main.add_command(doctor)
 main.add_command(schedule)
