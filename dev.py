@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -24,8 +25,10 @@ train   trains a small language model on 4 processes of this machine (dp=2, tp=2
 test    lint, types, docs, wheels and all tests, as CI runs them
 """
 
+# These need no framework, and run while the environment that has one is made (for the types).
+FIRST, BESIDE = ["lint", "docs", "wheel_smoke"], ["typecheck"]
 # The tests come last, so that a run ends with their summary.
-SESSIONS = ["lint", "typecheck", "docs", "wheel_smoke", "tests_mindspore", "tests"]
+TESTS = ["tests_mindspore", "tests"]
 
 
 def main(arguments: list[str]) -> int:
@@ -39,8 +42,22 @@ def main(arguments: list[str]) -> int:
     nox = [str(PYTHON), "-m", "nox", "--noxfile", str(ROOT / "noxfile.py")]
     if command == "train":
         return subprocess.call([*nox, "--session", "train", "--", *rest])
-    # The first session that fails ends the run: what follows would only hide it.
-    return subprocess.call([*nox, "--stop-on-first-error", "--session", *SESSIONS])
+    return test(nox)
+
+
+def test(nox: list[str]) -> int:
+    """Run all sessions of the tests; the first that fails ends the run, since what follows would only hide it."""
+    sessions = [*nox, "--stop-on-first-error", "--session"]
+    with tempfile.TemporaryFile() as output:
+        beside = subprocess.Popen([*sessions, *BESIDE], stdout=output, stderr=subprocess.STDOUT)
+        try:
+            status = subprocess.call([*sessions, *FIRST])
+        finally:
+            beside.wait()
+        output.seek(0)
+        sys.stdout.write(output.read().decode("utf-8", "replace"))
+        sys.stdout.flush()
+    return status or beside.returncode or subprocess.call([*sessions, *TESTS])
 
 
 def check_python() -> None:
@@ -70,7 +87,7 @@ def make_environment() -> None:
             f"dev.py: {sys.executable} can't make a virtual environment:\n{(made.stdout + made.stderr).strip()}\n"
             f"On Debian and Ubuntu, venv is a package of its own: sudo apt-get install {name}"
         )
-    pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
     installed = subprocess.run(
         [*pip, "--constraint", str(constraints), "nox"], check=False, env={**os.environ, "PIP_NO_INPUT": "1"}
     )

@@ -7,6 +7,7 @@ umbrella. `python build/stubs.py` writes all stubs; with `--check` it writes not
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 
@@ -41,8 +42,14 @@ def _umbrella(package: Package) -> dict[Path, str]:
         origins = exports.available(module)
         # No stub for a module whose component doesn't exist yet: an empty one would claim that it has no names.
         if origins:
-            found[path] = _text(module, origins, "__version__: str\n" if module == UMBRELLA else "")
+            found[path] = _text(module, origins, _front(exports.NAMES) if module == UMBRELLA else "")
     return found
+
+
+def _front(modules: Iterable[str]) -> str:
+    """What the umbrella itself has besides names of components: its version, and modules that are loaded when used."""
+    below = sorted(module.split(".")[1] for module in modules if module.count(".") == 1)
+    return "".join(f"from {UMBRELLA} import {name} as {name}\n" for name in below) + "\n__version__: str\n"
 
 
 def _text(module: str, origins: dict[str, str], extra: str = "") -> str:

@@ -1,7 +1,8 @@
 """What packages this repository holds, and who depends on whom.
 
 Everything is read from `packages/*/pyproject.toml`, so a new package is a new folder and nothing else: the noxfile,
-the import rules and the tests of the workspace all ask here.
+the import rules and the tests of the workspace all ask here. `python build/workspace.py native` prints the packages that
+compile code, for scripts.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -20,6 +22,8 @@ else:  # nox, which loads this file, brings tomli on Python 3.10
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# Build requirements that compile.
+_COMPILING = ("scikit-build-core", "pybind11", "cmake")
 _REQUIREMENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -34,9 +38,11 @@ class Package:
         import_name: the package that it installs (`hp_core`).
         siblings: distributions of this workspace that it depends on directly, extras included.
         extras: names of its optional dependencies.
+        libraries: what it requires and isn't of this workspace: pairs of an extra ("" for what it always needs) and a requirement.
         build_requires: what its build backend needs.
         floors: for a package that orders its own modules, the floors from top to bottom.
         pure_tests: paths, from its folder, of tests that need no framework.
+        native: whether it compiles code, so that its wheel is for one Python and platform.
     """
 
     name: str
@@ -45,9 +51,11 @@ class Package:
     import_name: str
     siblings: tuple[str, ...] = ()
     extras: tuple[str, ...] = ()
+    libraries: tuple[tuple[str, str], ...] = ()
     build_requires: tuple[str, ...] = ()
     floors: tuple[tuple[str, ...], ...] = ()
     pure_tests: tuple[str, ...] = ()
+    native: bool = False
 
     @property
     def source(self) -> Path:
@@ -76,7 +84,7 @@ def discover(root: Path = ROOT) -> dict[str, Package]:
     Raises:
         ValueError: a package has no, or more than one, importable package in `src/`, or the dependencies form a circle.
     """
-    tables = {path.parent: tomllib.loads(path.read_text("utf-8")) for path in root.glob("packages/*/pyproject.toml")}
+    tables = {path.parent: read_toml(path) for path in root.glob("packages/*/pyproject.toml")}
     names = {table["project"]["name"] for table in tables.values()}
     found = {}
     for folder, table in sorted(tables.items()):
@@ -95,11 +103,23 @@ def discover(root: Path = ROOT) -> dict[str, Package]:
             import_name=importable[0],
             siblings=tuple(sorted(required & names - {project["name"]})),
             extras=tuple(sorted(optional)),
+            libraries=tuple(
+                (extra, text)
+                for extra, texts in [("", project.get("dependencies", ())), *optional.items()]
+                for text in texts
+                if requirement_name(text) not in names
+            ),
             build_requires=tuple(table["build-system"]["requires"]),
             floors=tuple(tuple(floor) for floor in own.get("floors", ())),
             pure_tests=tuple(own.get("pure-tests", ())),
+            native=any(requirement_name(text) in _COMPILING for text in table["build-system"]["requires"]),
         )
     return {name: found[name] for name in _in_order(found)}
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file."""
+    return tomllib.loads(path.read_text("utf-8"))
 
 
 def requirement_name(requirement: str) -> str:
@@ -158,3 +178,11 @@ def _in_order(packages: dict[str, Package]) -> list[str]:
             raise ValueError(f"packages depend on each other in a circle: {sorted(set(packages) - set(ordered))}")
         ordered += ready
     return ordered
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["native"]:
+        sys.exit("usage: python build/workspace.py native")
+    for found in discover().values():
+        if found.native:
+            print(found.name)

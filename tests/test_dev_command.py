@@ -57,3 +57,20 @@ def test_the_readmes_show_exactly_these_commands() -> None:
     for readme in ("README.md", "README.zh-CN.md"):
         commands = re.findall(r"^python3 dev\.py (\w+)", (ROOT / readme).read_text("utf-8"), re.MULTILINE)
         assert commands == ["train", "test"], readme
+
+
+@pytest.mark.parametrize("broken", ["lint", "typecheck", "tests_mindspore", ""])
+def test_the_first_session_that_fails_ends_the_tests(tmp_path: Path, broken: str) -> None:
+    """A made-up nox that notes its sessions; types are checked beside the first ones, and shown after them."""
+    stand_in = tmp_path / "nox.py"
+    stand_in.write_text(
+        "import sys\n"
+        "sessions = sys.argv[sys.argv.index('--session') + 1:]\n"
+        "print('ran', *sessions, flush=True)\n"
+        f"sys.exit({broken!r} in sessions)\n"
+    )
+    script = f"import sys, dev; sys.exit(dev.test([sys.executable, {str(stand_in)!r}]))"
+    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ran = ["ran lint docs wheel_smoke", "ran typecheck", "ran tests_mindspore tests"]
+    assert result.stdout.splitlines() == (ran if broken in ("", "tests_mindspore") else ran[:2])
+    assert result.returncode == (broken != "")

@@ -6,6 +6,8 @@ edit to it.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,6 +92,31 @@ def test_a_package_installs_exactly_one_import_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["hp_core[torch]>=0.1,<0.2", "HP.Core", "hp-core ; python_version > '3.9'"])
 def test_requirement_names_are_normalised(text: str) -> None:
     assert requirement_name(text) == "hp-core"
+
+
+@pytest.mark.parametrize(
+    ("requires", "native"), [('"hatchling"', False), ('"hatchling", "scikit_build_core>=0.11", "pybind11>=2.13"', True)]
+)
+def test_a_package_that_compiles_is_known_by_what_builds_it(tmp_path: Path, requires: str, native: bool) -> None:
+    add_package(tmp_path, "one", [])
+    file = tmp_path / "packages" / "one" / "pyproject.toml"
+    file.write_text(file.read_text("utf-8").replace('"hatchling"', requires), "utf-8")
+    assert discover(tmp_path)["one"].native is native
+
+
+def test_what_others_made_is_known_by_the_extra_that_brings_it(diamond: dict[str, Package]) -> None:
+    assert diamond["z-core"].libraries == (("", "packaging>=24"),)
+    assert diamond["a-all"].libraries == ()
+    found = PACKAGES["hp-core"].libraries
+    assert ("torch", "torch>=2.7") in found
+    assert ("testing", "cloudpickle>=3.0") in found
+    assert not [text for _, text in PACKAGES["hyper-parallel"].libraries if text.startswith("hp-")]
+
+
+def test_scripts_are_told_what_compiles() -> None:
+    command = [sys.executable, str(ROOT / "build" / "workspace.py"), "native"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    assert told == [package.name for package in PACKAGES.values() if package.native]
 
 
 def test_the_packages_of_the_repository_are_found() -> None:
