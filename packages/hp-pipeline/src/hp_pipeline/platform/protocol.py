@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from hp_core.platform.protocol import Tensor
 
-__all__ = ["Chunk", "Tools"]
+__all__ = ["Chunk", "Saved", "ThreadTools", "Tools"]
 
 
 class Chunk(Protocol):
@@ -28,6 +29,29 @@ class Chunk(Protocol):
 
     def backward_weights(self) -> None:
         """The rest: gradients of weights."""
+
+    def release_inputs(self) -> None:
+        """Let go of the inputs' memory; their gradients are made without it."""
+
+
+class Saved(Protocol):
+    """What the graph of one forward keeps for its backward, and where that is."""
+
+    @property
+    def on_host(self) -> int:
+        """Bytes on the host."""
+
+    def recording(self) -> AbstractContextManager[None]:
+        """What is computed inside is kept here."""
+
+    def stay(self, tensors: Iterable[Tensor]) -> None:
+        """These, and all that share memory with them, aren't moved: others hold them as well."""
+
+    def move_out(self) -> None:
+        """To the host."""
+
+    def move_in(self) -> None:
+        """Back to where it was, with the same bits."""
 
 
 class Tools(Protocol):
@@ -84,6 +108,9 @@ class Tools(Protocol):
     def chunk(self, inputs: Sequence[Tensor], roots: Sequence[Tensor]) -> Chunk:
         """The graph between leaves and roots."""
 
+    def saved(self) -> Saved:
+        """What a graph to come keeps."""
+
     def added(self, left: Tensor, right: Tensor) -> Tensor:
         """The sum of two gradients; neither is changed."""
 
@@ -104,3 +131,33 @@ class Tools(Protocol):
 
     def copy_into(self, target: Tensor, source: Tensor) -> None:
         """Overwrite a parameter's local values."""
+
+
+class ThreadTools(Protocol):
+    """The framework's part of a backward and a forward that run as a pair."""
+
+    def is_module(self, value: object) -> bool:
+        """Whether it is one of the framework's modules."""
+
+    def replace_forward(self, module: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Let the module call `make(its forward)` instead of its forward; its parameters keep their names."""
+
+    def synced(self, tree: Any, backward: Callable[[], None]) -> Any:
+        """The same values, at a point of the graph that calls `backward` when all gradients have come back to it; where none
+        are recorded nothing is added.
+        """
+
+    def like_this_thread(self, function: Callable[[], None]) -> Callable[[], None]:
+        """The function with the calling thread's device, stream, modes and contexts, for another thread to call."""
+
+    def in_backward(self) -> bool:
+        """Whether the calling thread runs a backward."""
+
+    def random_state(self) -> Any:
+        """The state of the framework's generators: of the host and of the current device."""
+
+    def set_random_state(self, state: Any) -> None:
+        """Go on from there."""
+
+    def same_random_state(self, one: Any, other: Any) -> bool:
+        """Whether the same numbers follow."""

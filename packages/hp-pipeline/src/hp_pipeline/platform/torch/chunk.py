@@ -80,6 +80,11 @@ class TorchChunk:
         if entries:
             torch.autograd.backward(entries, arriving)
 
+    def release_inputs(self) -> None:
+        """Let go of the inputs' memory; their gradients are made without it."""
+        for leaf in self.inputs:
+            leaf.data = leaf.new_empty(()).expand(leaf.shape)
+
     def _take(self, gradients: Sequence[torch.Tensor | None]) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
         """Roots with the gradients to start from; a scalar root needs none. The chunk lets go of them."""
         roots, self.roots = self.roots, []

@@ -10,8 +10,13 @@ from torch.utils import _pytree as pytree
 
 from hp_core.platform import get_platform
 from hp_pipeline.platform.torch.chunk import TorchChunk
+from hp_pipeline.platform.torch.saved import TorchSaved
 
 __all__ = ["TorchTools"]
+
+
+_LEAF = pytree.tree_flatten(0)[1]
+"""The structure of what is most often passed on: a single tensor."""
 
 
 class TorchTools:
@@ -19,11 +24,11 @@ class TorchTools:
 
     def flatten(self, tree: Any) -> tuple[list[Any], Hashable]:
         """Leaves of nested containers, and their structure, which can be compared."""
-        return pytree.tree_flatten(tree)
+        return ([tree], _LEAF) if isinstance(tree, torch.Tensor) else pytree.tree_flatten(tree)
 
     def unflatten(self, leaves: Sequence[Any], structure: Any) -> Any:
         """The containers again."""
-        return pytree.tree_unflatten(list(leaves), structure)
+        return leaves[0] if structure is _LEAF else pytree.tree_unflatten(list(leaves), structure)
 
     def is_plain(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor is one that can travel: no distributed, sparse or otherwise wrapped one."""
@@ -88,6 +93,10 @@ class TorchTools:
     def chunk(self, inputs: Sequence[torch.Tensor], roots: Sequence[torch.Tensor]) -> TorchChunk:
         """The graph between leaves and roots."""
         return TorchChunk(inputs, roots)
+
+    def saved(self) -> TorchSaved:
+        """What a graph to come keeps."""
+        return TorchSaved()
 
     def added(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """The sum of two gradients; neither is changed."""
