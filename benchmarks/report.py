@@ -1,17 +1,22 @@
-"""What all benchmarks write: a dated Markdown page with versions, command, tables and aims.
+"""What all benchmarks share: the command that measures tables, and the dated Markdown page with versions, tables and aims.
 
 A page may end with remarks written by hand (why an aim is missed, say); writing it again keeps everything below the mark.
 """
 
 from __future__ import annotations
 
+import datetime
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-__all__ = ["BY_HAND", "Aim", "Section", "at_least", "at_most", "page", "table", "write_page"]
+import click
+
+from hp_core.testing import close_ranks
+
+__all__ = ["BY_HAND", "Aim", "Section", "at_least", "at_most", "command", "page", "table", "write_page"]
 
 BY_HAND = "<!-- Everything below this line is written by hand, and kept when the page is written again. -->"
 
@@ -73,6 +78,59 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> 
     """A Markdown table; the first `left` columns are text, the others numbers."""
     rule = ["---" if column < left else "---:" for column in range(len(head))]
     return [f"| {' | '.join(head)} |", f"|{'|'.join(rule)}|", *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def command(
+    title: str,
+    folder: Path,
+    tables: Mapping[str, Callable[[int], Section]],
+    distributions: Sequence[str],
+    settings: Callable[[int], str],
+    *,
+    help: str | None,
+    repeats: int,
+) -> click.Command:
+    """The command of a benchmark: it measures tables, prints the page, and writes it.
+
+    Args:
+        title: of the page; the date follows.
+        folder: of the benchmark; pages go to `results/` in it.
+        tables: in the order of the page; each takes the number of rounds.
+        distributions: whose versions are told.
+        settings: what was measured, told from the number of rounds.
+        help: what the command says of itself.
+        repeats: the number of rounds, if none is said.
+    """
+
+    @click.command(help=help)
+    @click.option(
+        "--repeats", default=repeats, show_default=True, type=click.IntRange(1), help="Rounds of each timed table."
+    )
+    @click.option(
+        "--only", "chosen", multiple=True, type=click.Choice(list(tables)), help="Only this table; may be repeated."
+    )
+    @click.option(
+        "--output",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="The page to write; default results/DATE.md for a full run, and none with --only.",
+    )
+    def main(repeats: int, chosen: tuple[str, ...], output: Path | None) -> None:
+        date = datetime.date.today().isoformat()
+        sections = []
+        for name in chosen or tables:
+            click.echo(f"measuring {name} ...", err=True)
+            sections.append(tables[name](repeats))
+        close_ranks()
+        only = "".join(f" --only {name}" for name in chosen)
+        call = f"`python benchmarks/{folder.name}/run.py --repeats {repeats}{only}` (`nox -s bench -- {folder.name}`)"
+        text = page(f"{title}, {date}", call, distributions, sections, {"Settings": settings(repeats)})
+        if output is None and not chosen:
+            output = folder / "results" / f"{date}.md"
+        if output is not None:
+            write_page(output, text)
+        click.echo(text)
+
+    return main
 
 
 def page(

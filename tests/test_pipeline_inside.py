@@ -14,7 +14,7 @@ from hp_core.testing import run_ranks
 from hp_fsdp import clip_grad_norm_, fully_shard
 from hp_pipeline.named import Schedule1F1B
 from hp_pipeline.orders.registry import build_order
-from hp_pipeline.passes import insert_communication, insert_fsdp
+from hp_pipeline.passes import insert_communication, insert_fsdp, insert_swaps
 from hp_pipeline.run import PipelineSchedule
 from hp_pipeline.schedule import Schedule
 from hp_pipeline.stage import PipelineStage
@@ -54,12 +54,14 @@ def check(own: dict[int, nn.Module], dense: list[nn.Module]) -> None:
             )
 
 
-def with_fsdp(name: str, chunks: int, steps: bool, replicas: int) -> None:
+def with_fsdp(name: str, chunks: int, steps: bool, replicas: int, swaps: bool = False) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
     pp, dp = mesh.get_coordinate()
     schedule = build_order(name, 2, 4, chunks)
     if steps:
         schedule = insert_fsdp(insert_communication(schedule), range(schedule.stages))
+    if swaps:
+        schedule = insert_swaps(schedule, 1)
     models = stages_of(schedule.stages)
     dense = copy.deepcopy(models)
     own = {index: models[index] for index in schedule.stages_of(pp)}
@@ -85,6 +87,12 @@ def with_fsdp(name: str, chunks: int, steps: bool, replicas: int) -> None:
 )
 def test_sharded_stages(name: str, chunks: int, steps: bool) -> None:
     run_ranks(4, with_fsdp, name, chunks, steps, 2)
+
+
+@pytest.mark.parametrize("steps", [False, True], ids=["by itself", "with steps"])
+def test_activations_of_sharded_stages_are_swapped(steps: bool) -> None:
+    """Weights that the graph keeps don't move: they are gathered again, or whole until their own step."""
+    run_ranks(4, with_fsdp, "gpipe", 1, steps, 2, True)
 
 
 def reductions() -> int:

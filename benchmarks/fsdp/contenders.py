@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh as torch_mesh
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
 
+from benchmarks.blocks import Block
 from hp_core import init_device_mesh
 from hp_fsdp import fully_shard
 from hp_fsdp.optim import AdamW
@@ -19,21 +19,6 @@ __all__ = ["DENSE", "IN_TURN", "NAMES", "OURS", "TORCH", "Contender", "Stack", "
 
 OURS, IN_TURN, TORCH, DENSE = "hp-fsdp", "hp-fsdp, overlap=False", "torch FSDP2", "dense"
 NAMES = (OURS, IN_TURN, TORCH)
-
-
-class Block(nn.Module):
-    """A pre-norm feed-forward block: LayerNorm, Linear(D, 4 D), SiLU, Linear(4 D, D), and the residual."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 4 * width, bias=False)
-        self.down = nn.Linear(4 * width, width, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`[batch, width]` to the same."""
-        output: torch.Tensor = x + self.down(F.silu(self.up(self.norm(x))))
-        return output
 
 
 class Stack(nn.Module):

@@ -228,3 +228,20 @@ def test_split_and_merged_backwards_are_valid(name):
     assert types == {_T.F, _T.I, _T.W}
     types = {part.type for steps in merge_backward(schedule).steps for step in steps for part in step.computes}
     assert types == {_T.F, _T.B}
+
+
+@pytest.mark.parametrize("name", ["zbv", "interleavedzb", "dualpipev"])
+def test_backwards_of_sharded_stages_are_whole(name):
+    schedule = insert_communication(build_order(name, 2, 4))
+    sharded = insert_fsdp(schedule, [0, 3])
+    validate(sharded)
+    for stage in range(4):
+        parts = [part for steps in sharded.steps for step in steps for part in step.computes if part.stage == stage]
+        before = [part for steps in schedule.steps for step in steps for part in step.computes if part.stage == stage]
+        if stage in (0, 3):
+            assert {part.type for part in parts} == {_T.F, _T.B}
+            assert [p.micro_batch for p in parts if p.type is _T.B] == [
+                p.micro_batch for p in before if p.type in (_T.B, _T.I)
+            ]
+        else:
+            assert parts == before

@@ -185,7 +185,8 @@ def test_a_picture_shows_collectives_copies_and_pairs(tmp_path: Path) -> None:
 
 def test_a_picture_draws_prediction_and_reality_together() -> None:
     result = simulate(one_f_one_b(2, 3))
-    figure = plot(result, result.timeline.scaled(1.5))
+    figure = plot(result, result.timeline.scaled(1.5), unit="ms")
+    assert figure.axes[-1].get_xlabel() == "time, ms"
     assert boxes(figure, MetaStepType.F) == 12
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == ["rank 0 predicted", "real", "rank 1 predicted", "real"]

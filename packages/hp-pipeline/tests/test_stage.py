@@ -13,9 +13,9 @@ from torch import nn
 
 from hp_core.errors import PlanError
 from hp_pipeline.batches import BatchDimSpec, cut_all, cut_batch
+from hp_pipeline.itinerary import releases
 from hp_pipeline.messages import Form, pack, unpack
 from hp_pipeline.platform.torch.chunk import TorchChunk
-from hp_pipeline.runtime import releases
 from hp_pipeline.stage import PipelineStage
 from hp_pipeline.steps import parse_step
 

@@ -11,6 +11,7 @@ from hp_core.lazy_exports import lazy_exports
 # Public name -> module that defines it.
 EXPORTS = {
     "BatchDimSpec": "batches",
+    "CommComputeOverlap": "overlap.comm_compute",
     "Costs": "costs",
     "Event": "timeline",
     "FormChanged": "transport",
@@ -37,6 +38,7 @@ EXPORTS = {
     "insert_communication": "passes.communication",
     "insert_fsdp": "passes.sharded",
     "insert_swaps": "passes.swap",
+    "measured_costs": "measured",
     "merge_backward": "passes.backward",
     "overlap_communication": "passes.communication",
     "peak_in_flight": "validator",

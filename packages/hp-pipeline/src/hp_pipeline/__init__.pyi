@@ -3,6 +3,7 @@
 from hp_pipeline.analysis import Simulation as Simulation
 from hp_pipeline.batches import BatchDimSpec as BatchDimSpec
 from hp_pipeline.costs import Costs as Costs
+from hp_pipeline.measured import measured_costs as measured_costs
 from hp_pipeline.named import Schedule1F1B as Schedule1F1B
 from hp_pipeline.named import ScheduleDualPipeV as ScheduleDualPipeV
 from hp_pipeline.named import ScheduleGPipe as ScheduleGPipe
@@ -13,6 +14,7 @@ from hp_pipeline.named import ScheduleZBH1 as ScheduleZBH1
 from hp_pipeline.named import ScheduleZBV as ScheduleZBV
 from hp_pipeline.orders.registry import ORDERS as ORDERS
 from hp_pipeline.orders.registry import build_order as build_order
+from hp_pipeline.overlap.comm_compute import CommComputeOverlap as CommComputeOverlap
 from hp_pipeline.passes.backward import merge_backward as merge_backward
 from hp_pipeline.passes.backward import split_backward as split_backward
 from hp_pipeline.passes.communication import insert_communication as insert_communication
@@ -41,6 +43,7 @@ __version__: str
 EXPORTS: dict[str, str]
 __all__ = [
     "BatchDimSpec",
+    "CommComputeOverlap",
     "Costs",
     "Event",
     "FormChanged",
@@ -67,6 +70,7 @@ __all__ = [
     "insert_communication",
     "insert_fsdp",
     "insert_swaps",
+    "measured_costs",
     "merge_backward",
     "overlap_communication",
     "peak_in_flight",

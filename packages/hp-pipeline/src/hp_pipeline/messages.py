@@ -69,6 +69,17 @@ class Form:
         return tuple((slot.shape, slot.dtype) for slot in self.slots if slot.requires_grad)
 
     @cached_property
+    def differentiable(self) -> tuple[int, ...]:
+        """Which of the tensors have gradients, by their place among the tensors."""
+        tensors = [slot for slot in self.slots if slot.kind == "tensor"]
+        return tuple(place for place, slot in enumerate(tensors) if slot.requires_grad)
+
+    @cached_property
+    def tensors_only(self) -> bool:
+        """Whether all leaves are tensors."""
+        return all(slot.kind == "tensor" for slot in self.slots)
+
+    @cached_property
     def description(self) -> bytes:
         """The form as bytes."""
         return pickle.dumps((get_tools().unflatten(range(len(self.slots)), self.structure), self.slots))
@@ -115,13 +126,14 @@ class Parcel:
     @property
     def differentiable(self) -> list[Tensor]:
         """The tensors that gradients are sent back for, in the order of `Form.gradients`."""
-        marked = [slot for slot in self.form.slots if slot.kind == "tensor"]
-        return [tensor for tensor, slot in zip(self.tensors, marked, strict=True) if slot.requires_grad]
+        return [self.tensors[place] for place in self.form.differentiable]
 
     def travelling(self, device: Any) -> list[Tensor]:
         """The tensors that are sent, in the order of `Form.buffers`."""
         tools = get_tools()
         found = [tools.sendable(tensor) for tensor in self.tensors]
+        if self.form.tensors_only:
+            return found
         pairs = list(zip(self.leaves, self.form.slots, strict=True))
         whole = [int(leaf) for leaf, slot in pairs if slot.kind in ("int", "bool")]
         broken = [leaf for leaf, slot in pairs if slot.kind == "float"]
@@ -132,13 +144,14 @@ class Parcel:
         return found
 
 
-def pack(tree: Any, what: str, gradients: bool = True) -> Parcel:
+def pack(tree: Any, what: str, gradients: bool = True, known: Form | None = None) -> Parcel:
     """Take a tree apart.
 
     Args:
         tree: tensors and plain values in nested containers.
         what: whose it is, for errors.
         gradients: whether tensors with a place in the graph are to get gradients back.
+        known: the form of what was packed before: the parcel has that very one, if it is equal.
 
     Raises:
         PlanError: a tensor can't travel.
@@ -163,13 +176,21 @@ def pack(tree: Any, what: str, gradients: bool = True) -> Parcel:
             slots.append(Slot("float"))
         else:
             slots.append(Slot("value", value=pickle.dumps(leaf)))
+    form = Form(structure, tuple(slots))
+    if form == known:
+        form = known
+    if form.tensors_only:
+        return Parcel(form, tuple(leaves), tuple(leaves))
     tensors = tuple(leaf for leaf, slot in zip(leaves, slots, strict=True) if slot.kind == "tensor")
-    return Parcel(Form(structure, tuple(slots)), tuple(leaves), tensors)
+    return Parcel(form, tuple(leaves), tensors)
 
 
 def unpack(form: Form, received: Sequence[Tensor]) -> Parcel:
     """A tree of this form made of received tensors, which become leaves of a new graph."""
     tools = get_tools()
+    if form.tensors_only:
+        made = tuple(map(tools.leaf, received, [slot.requires_grad for slot in form.slots]))
+        return Parcel(form, made, made)
     queue = list(received)
     tensors = [tools.leaf(queue.pop(0), slot.requires_grad) for slot in form.slots if slot.kind == "tensor"]
     whole = tools.values(queue.pop(0)) if any(slot.kind in ("int", "bool") for slot in form.slots) else []

@@ -40,6 +40,7 @@ def plot(
     *,
     path: str | Path | None = None,
     title: str | None = None,
+    unit: str | None = None,
     width: float = 10.0,
     dpi: float = 100.0,
 ) -> Figure:
@@ -54,6 +55,7 @@ def plot(
         real: a recorded timeline in the same unit of time; each rank's row is drawn below its predicted one.
         path: where to write it, as the suffix says (.png, .svg, .pdf); None: not at all.
         title: instead of name, step time and bubble.
+        unit: of time, for the axis ("ms").
         width: of the picture, inches.
         dpi: pixels per inch.
 
@@ -95,7 +97,7 @@ def plot(
     _legend(figure, timeline if real is None else Timeline(timeline.ranks, timeline.events + real.events))
     if isinstance(result, Simulation) and bottom is not None:
         _draw_memory(bottom, result)
-    (bottom or top).set_xlabel("time", fontsize=8)
+    (bottom or top).set_xlabel("time" if unit is None else f"time, {unit}", fontsize=8)
     for axes in (top, bottom):
         if axes is not None:
             axes.tick_params(axis="x", labelsize=7)

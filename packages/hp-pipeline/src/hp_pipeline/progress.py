@@ -5,22 +5,30 @@ It is also the proof that the computations are possible in the given order at al
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hp_core.errors import PlanError
 from hp_pipeline.flow import Flow
-from hp_pipeline.schedule import Schedule
+from hp_pipeline.schedule import Columns, Schedule, columns_of
 from hp_pipeline.steps import MetaStep, MetaStepType
 
-__all__ = ["Times", "cycle_from", "unit_times"]
+__all__ = ["LENGTH", "Times", "cycle_from", "unit_times"]
 
 _F, _B, _I, _W = MetaStepType.F, MetaStepType.B, MetaStepType.I, MetaStepType.W
-_LENGTH = {_F: 1, _I: 1, _W: 1, _B: 2, MetaStepType.OVERLAP_B_F: 3}
+LENGTH = {_F: 1, _I: 1, _W: 1, _B: 2, MetaStepType.OVERLAP_B_F: 3}
+"""How long the steps that compute take."""
 
-Times = list[list[tuple[int, int]]]
-"""For each rank and each of its steps (start, end); steps that don't compute take no time."""
+Times = list[list[int]]
+"""For each rank and each of its steps when it ends; those that don't compute take no time."""
 
 
-def unit_times(schedule: Schedule, flow: Flow) -> Times:
-    """Start and end of every step; sends and receives are passed over, dependencies hold by themselves.
+def unit_times(schedule: Schedule, flow: Flow, columns: Sequence[Columns] | None = None) -> Times:
+    """The end of every step; sends and receives are passed over, dependencies hold by themselves.
+
+    Args:
+        schedule: the computations.
+        flow: what they need.
+        columns: of the steps of each rank, if they are known.
 
     Raises:
         PlanError: the computations wait for one another, or for one that no rank does.
@@ -31,33 +39,36 @@ def unit_times(schedule: Schedule, flow: Flow) -> Times:
     # What each needs, as distances between places in `ends`.
     needs_forward = [[(source - stage) * batches for source in sources] for stage, sources in enumerate(flow.providers)]
     needs_backward = [[-backward, *((t - stage) * batches for t in takers)] for stage, takers in enumerate(flow.takers)]
+    columns = columns or [columns_of(steps) for steps in schedule.steps]
     times: Times = [[] for _ in schedule.steps]
     blocked: dict[int, list[int]] = {}  # what isn't done yet -> ranks that wait for it
     ready = list(range(schedule.ranks - 1, -1, -1))
     while ready:
         rank = ready.pop()
-        own, steps = times[rank], schedule.steps[rank]
-        now = own[-1][1] if own else 0
-        for at in range(len(own), len(steps)):
-            step = steps[at]
-            length = _LENGTH.get(step.type)
-            if length is None:
-                own.append((now, now))
+        own, (kinds, stages, numbers, _, pairs) = times[rank], columns[rank]
+        now = own[-1] if own else 0
+        for at in range(len(own), len(kinds)):
+            kind = kinds[at]
+            length = LENGTH.get(kind, 0)
+            if kind is _W or not length:
+                now += length
+                own.append(now)
                 continue
-            if step.type is _W:
-                now += 1
-                own.append((now - 1, now))
-                continue
-            done = []
             start, missing = now, -1
-            for part in step.parts or (step,):
-                key = part.stage * batches + part.micro_batch  # type: ignore[operator]
-                if part.type is _F:
-                    needs = needs_forward[part.stage]
-                else:
-                    needs = needs_backward[part.stage]
-                    key += backward
-                done.append(key)
+            if pairs[at] is None:
+                stage = stages[at]
+                key = stage * batches + numbers[at]  # type: ignore[operator]
+                needs = needs_forward[stage]
+                if kind is not _F:
+                    key, needs = key + backward, needs_backward[stage]
+                done: tuple[tuple[int, list[int]], ...] = ((key, needs),)
+            else:
+                first, second = pairs[at]  # type: ignore[misc]
+                done = (
+                    (first.stage * batches + (first.micro_batch or 0) + backward, needs_backward[first.stage]),
+                    (second.stage * batches + (second.micro_batch or 0), needs_forward[second.stage]),
+                )
+            for key, needs in done:
                 for need in needs:
                     end = ends[key + need]
                     if end < 0:
@@ -68,8 +79,8 @@ def unit_times(schedule: Schedule, flow: Flow) -> Times:
                 blocked.setdefault(missing, []).append(rank)
                 break
             now = start + length
-            own.append((start, now))
-            for key in done:
+            own.append(now)
+            for key, _ in done:
                 ends[key] = now
                 if key in blocked:
                     ready += blocked.pop(key)

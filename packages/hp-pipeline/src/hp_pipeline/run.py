@@ -16,10 +16,13 @@ from hp_core.platform.protocol import Group, Tensor
 from hp_core.process_group import get_rank, get_world_size, group_of_ranks
 from hp_pipeline.agreement import Note, StageNote, check_notes, exchange_notes
 from hp_pipeline.batches import Dim, cut_all, cut_batch, rows_of
+from hp_pipeline.feed import Feed
+from hp_pipeline.itinerary import itinerary_of, unaware
+from hp_pipeline.mailbox import Mailbox
 from hp_pipeline.orders.registry import build_order
 from hp_pipeline.passes import overlap_communication
 from hp_pipeline.platform import get_tools
-from hp_pipeline.runtime import CustomFunction, Feed, StepRecorder, Walk, forward_steps, releases
+from hp_pipeline.runtime import CustomFunction, StepRecorder, Walk
 from hp_pipeline.schedule import Schedule
 from hp_pipeline.stage import PipelineStage
 from hp_pipeline.steps import COMMUNICATION, MetaStepType
@@ -31,6 +34,9 @@ __all__ = ["PipelineSchedule"]
 
 Skips = Sequence[tuple[int, int, str]]
 """Skip connections: from stage, to stage, and the argument of the latter's forward that gets the former's output."""
+
+
+Channels = dict[tuple[int, int], Channel]
 
 
 class PipelineSchedule:
@@ -52,6 +58,8 @@ class PipelineSchedule:
         share_losses: whether `run` gives the losses on all ranks, not only on that of the last stage.
         timeout: seconds to wait for a peer; default what the process group says.
         recorder: told when each step begins and ends.
+        overlap: whether the steps `OVERLAP_B_F` run as pairs (see `CommComputeOverlap`) where stages hold wrapped exchanges as
+            attributes of their modules; else, and where there are none, they run the backward and then the forward.
 
     Raises:
         PlanError: stages, schedules, numbers of micro-batches or options of the ranks don't fit together; on every rank, naming who
@@ -73,17 +81,20 @@ class PipelineSchedule:
         share_losses: bool = False,
         timeout: float | timedelta | None = None,
         recorder: StepRecorder | None = None,
+        overlap: bool = True,
     ) -> None:
         listed = [stages] if isinstance(stages, PipelineStage) else list(stages)
         self.loss_fn = loss_fn
         self.reduction = reduction
         self.share_losses = share_losses
         self.recorder = recorder
+        self._overlaps = {exchange.overlap for stage in listed for exchange in stage.exchanges} if overlap else set()
         self.skips = {(source, target): name for source, target, name in skips}
         self._dims = args_batch_dim, dict(kwargs_batch_dim or {}), target_batch_dim
         self._timeout = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         self._custom: dict[MetaStepType, CustomFunction] = {}
         self._group: Group = listed[0].group if listed else group_of_ranks(tuple(range(get_world_size())))
+        self._untold = ""  # a failure of the last run that not all ranks have heard of
         self.rank = get_rank()
         self.position = self._group.ranks.index(self.rank) if self.rank in self._group.ranks else 0
 
@@ -105,10 +116,7 @@ class PipelineSchedule:
         self._ties = tie_parameters(self.stages, shared, self._owners, self.rank)
         self._ties_ranks = any(len({self._owners[stage] for stage, _ in where}) > 1 for where in shared.values())
         self._channels = {train: self._make_channels(noted) for train in (True, False)}
-        self._releases = {
-            True: releases(built.steps, built.placement, self.position),
-            False: releases([forward_steps(steps) for steps in built.steps], built.placement, self.position),
-        }
+        self._itineraries = {train: itinerary_of(built, self.position, train) for train in (True, False)}
 
     def register_custom_function(self, step_type: MetaStepType, function: CustomFunction | None) -> None:
         """Let a function stand in for the runtime at one type of step.
@@ -149,7 +157,8 @@ class PipelineSchedule:
 
         Raises:
             PlanError: the batch can't be cut, or shapes changed between stages.
-            PeerFailed: another rank failed; the message says where and how.
+            PeerFailed: another rank failed; the message says where and how. Where a rank failed so late that not all could hear of
+                it, in its last backward say, the others end that run, and the next one raises this on all ranks.
             CommTimeoutError: a peer didn't answer in time; who waited in which step for whom.
             ProcessGroupError: a peer has ended.
         """
@@ -204,6 +213,10 @@ class PipelineSchedule:
         if not stages:
             problems.append("it was given no stage.")
         problems += self._wrong_shares(stages)
+        if len(self._overlaps) > 1:
+            problems.append(
+                "its stages hold exchanges wrapped by several CommComputeOverlap; wrap all of a rank by one."
+            )
         if self.reduction not in ("mean", "sum"):
             problems.append(f"reduction={self.reduction!r} is neither 'mean' nor 'sum'.")
         if problems:
@@ -305,9 +318,10 @@ class PipelineSchedule:
                     f"{list(noted[target].names)}."
                 )
 
-    def _make_channels(self, noted: Mapping[int, StageNote]) -> tuple[dict[tuple[int, int], Channel], ...]:
+    def _make_channels(self, noted: Mapping[int, StageNote]) -> tuple[Channels, Channels]:
         """Ways out and ways in."""
-        outward, inward = {}, {}
+        outward: Channels = {}
+        inward: Channels = {}
         pairs = [(stage, stage + 1) for stage in range(self.schedule.stages - 1)] + list(self.skips)
         for source, target in pairs:
             dynamic = noted[source].dynamic or noted[target].dynamic
@@ -323,25 +337,25 @@ class PipelineSchedule:
     def _walk(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any, loss_fn: Any, share: float, train: bool
     ) -> Walk:
-        steps = self.schedule.steps[self.position]
-        outward, inward = self._channels[train]
+        itinerary = self._itineraries[train]
         some = next(iter(self.stages.values()))
+        post = Post(self._group, some.device, self._timeout, self.micro_batches)
         walk = Walk(
             self.schedule,
             self.position,
-            steps if train else forward_steps(steps),
+            itinerary.steps,
             self.stages,
-            self._owners,
             self.rank,
             self.skips,
-            outward,
-            inward,
-            Post(self._group, some.device, self._timeout, self.micro_batches),
+            Mailbox(self.rank, self._owners, itinerary, *self._channels[train], post),
             Feed(train=train),
             self._custom,
             self.recorder,
-            self._releases[train],
+            next(iter(self._overlaps), None),
         )
+        if train and self._untold:
+            walk.fail(PeerFailed(self._untold), "run()")
+            self._untold = ""
         try:
             walk.feed = self._feed(args, kwargs, target, loss_fn, share, train)
         except Exception as error:  # the walk tells the other ranks
@@ -389,8 +403,26 @@ class PipelineSchedule:
             get_platform().collectives.all_reduce(flags, "max", self._group)
             if walk.error is None and get_tools().values(flags)[0]:
                 raise PeerFailed("another rank of the pipeline failed at the end of the run; its own error says how.")
+        elif walk.feed.train and walk.error is not None and not walk.lost_peer:
+            self._note_untold(walk)
         if walk.error is not None:
             raise walk.error
+
+    def _note_untold(self, walk: Walk) -> None:
+        """A failure after the last message that could have told of it is told by the messages of the next run.
+
+        Waiting for one another at the end of every run would cost a round, and the time in which ranks that are done already
+        update their weights. So the others finish the run; the next one fails on all ranks alike, and costs nothing before.
+        """
+        if isinstance(walk.error, PeerFailed):
+            return
+        missed = unaware(self.schedule, self.position, walk.failed_at)
+        if missed:
+            ranks = [self._group.ranks[place] for place in missed]
+            self._untold = (
+                f"the run before this one wasn't whole, and ranks {ranks} couldn't know: {walk.failure} Gradients of that run are "
+                f"missing on some ranks and may be used already on others. Go back to a checkpoint, or repeat both batches."
+            )
 
     def _losses(self, walk: Walk) -> list[Tensor]:
         found = [walk.losses[batch] for batch in sorted(walk.losses)]

@@ -6,9 +6,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from hp_core.errors import PlanError
-from hp_pipeline.steps import MetaStep, parse_step
+from hp_pipeline.steps import MetaStep, MetaStepType, parse_step
 
-__all__ = ["Schedule", "looped_placement", "v_placement"]
+__all__ = ["Columns", "Schedule", "columns_of", "looped_placement", "v_placement"]
+
+Columns = tuple[
+    tuple[MetaStepType, ...],
+    tuple[int, ...],
+    tuple["int | None", ...],
+    tuple["int | None", ...],
+    tuple["tuple[MetaStep, MetaStep] | None", ...],
+]
+"""Steps turned on their side: types, stages, micro-batches, peers, parts."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,11 @@ class Schedule:
 
     def __str__(self) -> str:
         return self.to_text()
+
+
+def columns_of(steps: Sequence[MetaStep]) -> Columns:
+    """The fields of steps, each as one tuple: a loop over these looks nothing up."""
+    return tuple(zip(*steps, strict=True)) if steps else ((), (), (), (), ())  # type: ignore[return-value]
 
 
 def looped_placement(ranks: int, chunks: int) -> tuple[int, ...]:

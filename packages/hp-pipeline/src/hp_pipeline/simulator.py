@@ -7,20 +7,24 @@ What comes out of it (bubbles and their causes, memory, critical path) is in `an
 from __future__ import annotations
 
 from collections import deque
+from typing import NoReturn
 
 from hp_core.errors import PlanError
 from hp_pipeline.analysis import Simulation, Wait
+from hp_pipeline.bulk import in_bulk
 from hp_pipeline.costs import Costs
-from hp_pipeline.schedule import Schedule
-from hp_pipeline.steps import MetaStep, MetaStepType
+from hp_pipeline.schedule import Schedule, columns_of
+from hp_pipeline.steps import COMMUNICATION, MetaStep, MetaStepType
 from hp_pipeline.timeline import Event, Timeline
 
 __all__ = ["simulate"]
 
 _T = MetaStepType
-_SENDS, _RECEIVES = (_T.SEND_F, _T.SEND_B), (_T.RECV_F, _T.RECV_B)
+_SENDS, _RECEIVES = frozenset({_T.SEND_F, _T.SEND_B}), frozenset({_T.RECV_F, _T.RECV_B})
+_BACKWARD = frozenset({_T.SEND_B, _T.RECV_B})
 
 
+@in_bulk
 def simulate(
     schedule: Schedule, costs: Costs | None = None, *, rendezvous: bool = False, posted_receives: bool = True
 ) -> Simulation:
@@ -63,6 +67,7 @@ class _Run:
         self.inputs = tuple(map(sum, zip(inputs, recompute, strict=True)))
         self.whole = tuple(map(sum, zip(self.inputs, weights, strict=True)))
         self.weights = weights
+        self.times = {_T.F: self.forward, _T.B: self.whole, _T.I: self.inputs, _T.W: self.weights}
         self.beside = {
             _T.UNSHARD: costs.of("unshard", stages),
             _T.RESHARD: (0.0,) * stages,
@@ -71,8 +76,11 @@ class _Run:
             _T.SWAP_IN: costs.of("swap", stages),
         }
         self.edges = costs.message_times(stages)
-        self.explicit = False
-        self.needed_messages: dict[tuple[bool, int, int], list[int]] = {}
+        self.explicit = self.swaps = self.shards = False
+        self.needed_messages: dict[int, list[int]] = {}  # by the number of the computation's result
+        self.messages: list[
+            list[tuple[int, int]]
+        ] = []  # for each rank and step its message, and the stage at the other end
         self._check_and_read()
 
         self.clock = [0.0] * ranks
@@ -91,32 +99,55 @@ class _Run:
 
     def _check_and_read(self) -> None:
         """What must hold for the numbers of facts to be distinct; and which messages each computation needs."""
-        placement, stages, batches = self.schedule.placement, self.stages, self.batches
-        for rank, steps in enumerate(self.schedule.steps):
-            for position, step in enumerate(steps):
-                for part in step.parts or (step,):
-                    stage, batch = part.stage, part.micro_batch or 0
-                    if not 0 <= stage < stages or placement[stage] != rank or not 0 <= batch < batches:
-                        raise PlanError(
-                            f"simulate: rank {rank}, position {position}: {step} concerns stage {stage} and micro-batch "
-                            f"{batch}; the rank runs stages {self.schedule.stages_of(rank)}, and there are {batches} micro-batches."
-                        )
-                receives = step.type in _RECEIVES
-                if not receives and step.type not in _SENDS:
+        stages, batches, steps = self.stages, self.batches, self.schedule.steps
+        alone = (-1, -1)
+        for rank in range(self.schedule.ranks):
+            own = frozenset(self.schedule.stages_of(rank))
+            ways: dict[
+                tuple[MetaStepType, int, int | None], tuple[int, int]
+            ] = {}  # first message, stage at the other end
+            messages: list[tuple[int, int]] = []
+            self.messages.append(messages)
+            for position, (kind, stage, batch, peer, pair) in enumerate(zip(*columns_of(steps[rank]), strict=True)):
+                number = batch or 0
+                if stage not in own or not 0 <= number < batches:
+                    self._refuse(rank, position, stage, number)
+                if kind not in COMMUNICATION:
+                    messages.append(alone)
+                    if pair is not None and (pair[1].stage not in own or not 0 <= (pair[1].micro_batch or 0) < batches):
+                        self._refuse(rank, position, pair[1].stage, pair[1].micro_batch or 0)
                     continue
-                self.explicit = True
-                if not 0 <= step.peer_stage < stages:
-                    raise PlanError(
-                        f"simulate: rank {rank}, position {position}: {step} has stage {step.peer_stage} at its other end."
-                    )
-                if receives and self.posted:
-                    use = (step.type is _T.RECV_B, step.stage, step.micro_batch or 0)
-                    self.needed_messages.setdefault(use, []).append(self._message(step))
+                way = ways.get((kind, stage, peer))
+                if way is None:
+                    other = steps[rank][position].peer_stage
+                    if not 0 <= other < stages:
+                        raise PlanError(
+                            f"simulate: rank {rank}, position {position}: {steps[rank][position]} has stage {other} at its "
+                            "other end."
+                        )
+                    ends = (other, stage) if kind in _RECEIVES else (stage, other)
+                    way = ways[kind, stage, peer] = (self._number(kind in _BACKWARD, *ends, 0), other)
+                message = way[0] + 2 * number
+                messages.append((message, way[1]))
+                if self.posted and kind in _RECEIVES:
+                    result = self._result(kind is _T.RECV_B, stage, number)
+                    self.needed_messages.setdefault(result, []).append(message)
+            kinds = {step.type for step in steps[rank]}
+            self.explicit = self.explicit or not kinds.isdisjoint(COMMUNICATION)
+            self.swaps = self.swaps or _T.SWAP_OUT in kinds or _T.SWAP_IN in kinds
+            self.shards = self.shards or _T.UNSHARD in kinds
         if self.rendezvous and not self.explicit and self.schedule.ranks > 1:
             raise PlanError(
                 f"simulate: schedule {self.schedule.name} has no sends and receives that could meet; insert them first "
                 "(insert_communication), or simulate it without rendezvous."
             )
+
+    def _refuse(self, rank: int, position: int, stage: int, batch: int) -> NoReturn:
+        raise PlanError(
+            f"simulate: rank {rank}, position {position}: {self.schedule.steps[rank][position]} concerns stage {stage} and "
+            f"micro-batch {batch}; the rank runs stages {self.schedule.stages_of(rank)}, and there are {self.batches} "
+            "micro-batches."
+        )
 
     # Numbers of facts. Results of a stage's F and backward; gathered weights; swapped in; received; messages.
 
@@ -130,15 +161,9 @@ class _Run:
         return -1 - stage
 
     def _number(self, backward: bool, source: int, target: int, batch: int) -> int:
+        """The message; one more is the fact that it has been received."""
         base = self.stages * 3 * self.batches
         return base + 2 * (((backward * self.stages + source) * self.stages + target) * self.batches + batch)
-
-    def _message(self, step: MetaStep) -> int:
-        """The message that a step sends or receives; one more is the fact that it has been received."""
-        kind, own, peer = step.type, step.stage, step.peer_stage
-        if kind in _SENDS:
-            return self._number(kind is _T.SEND_B, own, peer, step.micro_batch or 0)
-        return self._number(kind is _T.RECV_B, peer, own, step.micro_batch or 0)
 
     def result(self) -> Simulation:
         """Walk to the end, and hand over to the analysis."""
@@ -155,36 +180,37 @@ class _Run:
                 f"simulate: schedule {self.schedule.name} can't end{' under rendezvous' * self.rendezvous}: what these steps wait "
                 f"for never comes, or only after another of them: {where}. validate() shows the cycle."
             )
-        order = sorted(
-            range(len(self.events)), key=lambda index: self.events[index][0]
-        )  # stable: a rank's own order stays
-        place = {old: new for new, old in enumerate(order)}
-        place[-1] = -1
-        timeline = Timeline(self.schedule.ranks, tuple(self.events[index] for index in order))
-        because = tuple(place[self.because[index]] for index in order)
+        ranks = [event.rank for event in self.events]
+        order = sorted(range(len(ranks)), key=ranks.__getitem__)  # stable: a rank's own order stays
+        place = [-1] * (len(order) + 1)  # what -1 points to is last, and stays -1
+        for new, old in enumerate(order):
+            place[old] = new
+        timeline = Timeline(self.schedule.ranks, tuple(map(self.events.__getitem__, order)))
+        because = tuple([place[self.because[index]] for index in order])
         return Simulation(self.schedule, self.costs, timeline, because, tuple(self.waits))
 
     def _walk(self, rank: int) -> None:
         """As far as this rank gets. Every step either ends here, or leaves the rank asleep until the fact that it needs."""
-        steps = self.schedule.steps[rank]
-        while self.position[rank] < len(steps):
-            step = steps[self.position[rank]]
+        steps, messages, beside = self.schedule.steps[rank], self.messages[rank], self.beside
+        for at in range(self.position[rank], len(steps)):
+            step = steps[at]
+            message, peer = messages[at]
             kind = step.type
-            if kind in _SENDS:
-                fact = self._send(rank, step)
-            elif kind in _RECEIVES:
-                fact = self._receive(rank, step)
-            elif kind in self.beside:
+            if message >= 0:
+                act = self._send if kind in _SENDS else self._receive
+                fact = act(rank, step, message, peer)
+            elif kind in beside:
                 fact = self._beside(rank, step)
             else:
                 fact = self._compute(rank, step)
             if fact is not None:
                 self.waiting.setdefault(fact, []).append(rank)
+                self.position[rank] = at
                 return
-            self.position[rank] += 1
+        self.position[rank] = len(steps)
 
     def _add(self, rank: int, step: MetaStep, start: float, end: float, because: int) -> int:
-        self.events.append(Event(rank, step, start, end))
+        self.events.append(tuple.__new__(Event, (rank, step, start, end)))
         self.because.append(because)
         return len(self.events) - 1
 
@@ -219,16 +245,19 @@ class _Run:
             self.asleep_for[rank] = facts
             return found
         start, because = found
-        end = start + self._time_of(step)
+        kind, stage = step.type, step.stage
+        times = self.times.get(kind)
+        end = start + (times[stage] if times is not None else self._time_of_pair(step))
         event = self._add(rank, step, start, end, because)
         self.clock[rank], self.last_event[rank] = end, event
+        if kind is _T.W:
+            return None
         placement, explicit = self.schedule.placement, self.explicit
         for part in parts:
-            kind, stage, batch = part.type, part.stage, part.micro_batch or 0
-            if kind is _T.W:
-                continue
-            backward = kind is not _T.F
-            self.there[self._result(backward, stage, batch)] = (end, event, rank, end)  # nobody else can wait for it
+            stage, batch = part.stage, part.micro_batch or 0
+            backward = part.type is not _T.F
+            result = (self.stages * backward + stage) * self.batches + batch
+            self.there[result] = (end, event, rank, end)  # nobody else can wait for it
             target = stage - 1 if backward else stage + 1
             if not explicit and 0 <= target <= self.last and placement[target] != rank:
                 self._transfer(self._number(backward, stage, target, batch), rank, stage, target, end, event)
@@ -236,41 +265,34 @@ class _Run:
 
     def _needs_of(self, step: MetaStep, facts: list[int]) -> None:
         """Append the facts that a computation needs."""
-        kind, stage, batch, there = step.type, step.stage, step.micro_batch or 0, self.there
+        stage, batches, many = step.stage, self.batches, self.stages * self.batches
+        batch, kind = step.micro_batch or 0, step.type
+        place = stage * batches + batch
         if kind is _T.W:
-            facts.append(self._result(True, stage, batch))
+            facts.append(many + place)  # its input gradient
             return
         backward = kind is not _T.F
         if backward:
-            facts.append(self._result(False, stage, batch))
-            swapped = self._swapped(stage, batch)
-            if swapped in there:
-                facts.append(swapped)
-        gathered = self._gathered(stage)
-        if gathered in there:
-            facts.append(gathered)
+            facts.append(place)  # its forward
+            if self.swaps and 2 * many + place in self.there:
+                facts.append(2 * many + place)
+        if self.shards and self._gathered(stage) in self.there:
+            facts.append(self._gathered(stage))
         source = stage + 1 if backward else stage - 1
+        own = many + place if backward else place
         if 0 <= source <= self.last:
             if self.schedule.placement[source] == self.schedule.placement[stage]:
-                facts.append(self._result(backward, source, batch))
+                facts.append(own + (source - stage) * batches)
             else:
                 message = self._number(backward, source, stage, batch)
                 facts.append(message + 1 if self.explicit else message)
-        if self.posted:
-            facts.extend(self.needed_messages.get((backward, stage, batch), ()))
+        if self.posted and own in self.needed_messages:
+            facts += self.needed_messages[own]
 
-    def _time_of(self, step: MetaStep) -> float:
-        stage = step.stage
-        if step.type is _T.F:
-            return self.forward[stage]
-        if step.type is _T.W:
-            return self.weights[stage]
-        backward = self.inputs if step.type is _T.I else self.whole
-        if step.parts is None:
-            return backward[stage]
-        times = sorted(
-            ((self.inputs if step.parts[0].type is _T.I else self.whole)[stage], self.forward[step.parts[1].stage])
-        )
+    def _time_of_pair(self, step: MetaStep) -> float:
+        assert step.parts is not None
+        backward, forward = step.parts
+        times = sorted((self.times[backward.type][backward.stage], self.forward[forward.stage]))
         return times[1] + (1.0 - self.costs.overlap) * times[0]
 
     def _beside(self, rank: int, step: MetaStep) -> int | None:
@@ -307,23 +329,20 @@ class _Run:
         self._state(message, begins + until, event, rank, start)
         return begins + until
 
-    def _send(self, rank: int, step: MetaStep) -> int | None:
-        message = self._message(step)
-        backward = step.type is _T.SEND_B
-        result = self._result(backward, step.stage, step.micro_batch or 0)
+    def _send(self, rank: int, step: MetaStep, message: int, peer: int) -> int | None:
+        result = (self.stages * (step.type is _T.SEND_B) + step.stage) * self.batches + (step.micro_batch or 0)
         if result not in self.there:
             return result
         reached = self.clock[rank]
         if not self.rendezvous:
             self.last_event[rank] = self._add(rank, step, reached, reached, self.last_event[rank])
-            self._transfer(message, rank, step.stage, step.peer_stage, reached, self.last_event[rank])
+            self._transfer(message, rank, step.stage, peer, reached, self.last_event[rank])
             return None
-        return self._meet(rank, step, message, sends=True)
+        return self._meet(rank, step, message, peer, sends=True)
 
-    def _receive(self, rank: int, step: MetaStep) -> int | None:
-        message = self._message(step)
+    def _receive(self, rank: int, step: MetaStep, message: int, peer: int) -> int | None:
         if self.rendezvous:
-            return self._meet(rank, step, message, sends=False)
+            return self._meet(rank, step, message, peer, sends=False)
         if self.posted:
             self.last_event[rank] = self._add(rank, step, self.clock[rank], self.clock[rank], self.last_event[rank])
             self._received(rank, message)
@@ -341,7 +360,7 @@ class _Run:
         now = self.clock[rank]
         self.there[message + 1] = (now, self.last_event[rank], rank, now)  # nobody else can wait for it
 
-    def _meet(self, rank: int, step: MetaStep, message: int, *, sends: bool) -> int | None:
+    def _meet(self, rank: int, step: MetaStep, message: int, peer: int, *, sends: bool) -> int | None:
         """One end of a rendezvous: the second to come starts the message, and both go on when it has arrived."""
         reached = self.clock[rank]
         posts = not sends and self.posted
@@ -352,7 +371,7 @@ class _Run:
                 self.meeting[message] = (reached, rank, self.last_event[rank])
             else:
                 sender = rank if sends else other[1]
-                ends = (step.stage, step.peer_stage) if sends else (step.peer_stage, step.stage)
+                ends = (step.stage, peer) if sends else (peer, step.stage)
                 decides = self.last_event[rank] if reached >= other[0] else other[2]
                 self._transfer(message, sender, *ends, max(reached, other[0]), decides)
                 arrived = self.there[message]
@@ -364,7 +383,7 @@ class _Run:
             return message
         since, event, _, left = arrived
         if since > reached:
-            self.waits.append(Wait(rank, reached, since, self.schedule.placement[step.peer_stage], step, left))
+            self.waits.append(Wait(rank, reached, since, self.schedule.placement[peer], step, left))
         self.last_event[rank] = self._add(
             rank, step, reached, max(since, reached), event if since > reached else self.last_event[rank]
         )

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from hp_core.errors import PlanError
 from hp_core.mesh import DeviceMesh, as_mesh
 from hp_core.platform import get_platform
 from hp_core.platform.protocol import Group, Tensor
 from hp_core.process_group import get_rank, get_world_size, group_of_ranks
 from hp_core.protocols import ShardedModule
-from hp_pipeline.messages import Parcel, pack
-from hp_pipeline.platform import Chunk, get_tools
+from hp_pipeline.messages import Form, Parcel, pack
+from hp_pipeline.overlap.exchange import exchanges_below
+from hp_pipeline.platform import Chunk, Saved, get_tools
 
 __all__ = ["PipelineStage"]
 
@@ -72,7 +75,9 @@ class PipelineStage:
         self.sharded: list[ShardedModule] = [
             module for _, module in get_platform().modules.named_modules(submodule) if isinstance(module, ShardedModule)
         ]
+        self.exchanges = exchanges_below(submodule)
         self._chunks: dict[int, _Passage] = {}
+        self._form: Form | None = None
 
     @property
     def is_first(self) -> bool:
@@ -100,6 +105,7 @@ class PipelineStage:
         args: Sequence[Any],
         kwargs: dict[str, Any],
         record: bool,
+        staying: Sequence[Tensor] | None = None,
     ) -> Any:
         """Run the forward of a micro-batch.
 
@@ -109,23 +115,41 @@ class PipelineStage:
             args: positional arguments.
             kwargs: keyword arguments.
             record: whether a backward follows.
+            staying: for a micro-batch whose activations are to be swapped, what others hold as well; None: they aren't.
 
         Returns:
             What the module returns.
         """
-        output = get_tools().call(self.submodule, args, kwargs, record)
-        if record:
-            self._chunks[micro_batch] = _Passage({source: parcel.differentiable for source, parcel in received.items()})
+        if not record:
+            return get_tools().call(self.submodule, args, kwargs, record)
+        passage = _Passage({source: parcel.differentiable for source, parcel in received.items()})
+        if staying is not None:
+            passage.saved = get_tools().saved()
+            passage.saved.stay(staying)
+        with passage.recording():
+            output = get_tools().call(self.submodule, args, kwargs, record)
+        self._chunks[micro_batch] = passage
         return output
+
+    def call_loss(self, micro_batch: int, function: Callable[..., Any], args: Sequence[Any], record: bool) -> Any:
+        """The loss of an output, in the graph of its micro-batch."""
+        if not record:
+            return get_tools().call_loss(function, args, record)
+        with self._chunks[micro_batch].recording():
+            return get_tools().call_loss(function, args, record)
 
     def close_forward(self, micro_batch: int, roots: Sequence[Tensor]) -> None:
         """Say what the backward of the micro-batch starts from: outputs that others take, or its loss."""
         passage = self._chunks[micro_batch]
+        if passage.saved is not None:
+            passage.saved.stay(roots)
         passage.chunk = get_tools().chunk([leaf for leaves in passage.inputs.values() for leaf in leaves], roots)
 
     def pack_output(self, output: Any, record: bool) -> Parcel:
         """The output as it is given to others."""
-        return pack(output, f"the output of stage {self.stage_index}", record)
+        parcel = pack(output, f"the output of stage {self.stage_index}", record, self._form)
+        self._form = parcel.form
+        return parcel
 
     def backward(self, micro_batch: int, gradients: Sequence[Tensor | None]) -> dict[int, list[Tensor | None]]:
         """The whole backward of a micro-batch.
@@ -161,6 +185,31 @@ class PipelineStage:
         if not self.sharded:
             passage.chunk.backward_weights()
 
+    def swap_out(self, micro_batch: int) -> None:
+        """Move to the host what the micro-batch's graph alone holds. It isn't asynchronous: it is there when this returns."""
+        passage = self._chunks[micro_batch]
+        assert passage.chunk is not None
+        self._moving(micro_batch).move_out()
+        passage.chunk.release_inputs()
+
+    def swap_in(self, micro_batch: int) -> None:
+        """Bring it back."""
+        self._moving(micro_batch).move_in()
+
+    def _moving(self, micro_batch: int) -> Saved:
+        saved = self._chunks[micro_batch].saved
+        if saved is None:
+            raise PlanError(
+                f"stage {self.stage_index}, micro-batch {micro_batch}: its forward wasn't told that activations move. Where "
+                f"SWAP_OUT has a function of its own (register_custom_function), give SWAP_IN one as well."
+            )
+        return saved
+
+    @property
+    def bytes_on_host(self) -> int:
+        """Bytes of activations that are swapped out."""
+        return sum(passage.saved.on_host for passage in self._chunks.values() if passage.saved is not None)
+
     def reduce_gradients(self, now: bool) -> None:
         """Whether the next backward reduces the gradients of a sharded stage."""
         for module in self.sharded:
@@ -191,11 +240,16 @@ class PipelineStage:
 
 
 class _Passage:
-    """A micro-batch between forward and backward: the leaves where its graph begins, and the graph."""
+    """A micro-batch between forward and backward: the leaves where its graph begins, the graph, and what that keeps if it moves."""
 
     def __init__(self, inputs: dict[int, list[Tensor]]) -> None:
         self.inputs = inputs
         self.chunk: Chunk | None = None
+        self.saved: Saved | None = None
+
+    def recording(self) -> AbstractContextManager[None]:
+        """Where the graph is made."""
+        return nullcontext() if self.saved is None else self.saved.recording()
 
     def by_source(self, gradients: Sequence[Tensor | None]) -> dict[int, list[Tensor | None]]:
         """Gradients of all leaves, by stage they came from."""

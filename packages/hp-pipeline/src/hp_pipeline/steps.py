@@ -7,12 +7,13 @@ runtime) is made of these.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
 from enum import Enum
+from typing import NamedTuple
 
 from hp_core.errors import PlanError
 
-__all__ = ["COMMUNICATION", "COMPUTE", "MetaStep", "MetaStepType", "parse_step"]
+__all__ = ["COMMUNICATION", "COMPUTE", "MetaStep", "MetaStepType", "parse_step", "plain_step", "plain_steps"]
 
 
 class MetaStepType(Enum):
@@ -59,9 +60,16 @@ COMMUNICATION = frozenset({_T.SEND_F, _T.RECV_F, _T.SEND_B, _T.RECV_B})
 _TEXT = re.compile(r"([A-Z]+(?:_[A-Z]+)*)(\d+)(?:\.(\d+))?(?:@(\d+))?")
 
 
-@dataclass(frozen=True, slots=True)
-class MetaStep:
-    """One step of a rank's schedule.
+class _Fields(NamedTuple):
+    type: MetaStepType
+    stage: int
+    micro_batch: int | None
+    peer: int | None
+    parts: tuple[MetaStep, MetaStep] | None
+
+
+class MetaStep(_Fields):
+    """One step of a rank's schedule: an immutable value, and a tuple, since large schedules hold half a million of them.
 
     Attributes:
         type: what it does.
@@ -71,28 +79,34 @@ class MetaStep:
             connection).
         parts: for `OVERLAP_B_F`: the backward (`B` or `I`) and the forward, in this order. `stage` and `micro_batch` are then
             those of the backward.
+
+    Raises:
+        PlanError: the type needs something that isn't given, or can't have what is.
     """
 
-    type: MetaStepType
-    stage: int
-    micro_batch: int | None = None
-    peer: int | None = None
-    parts: tuple[MetaStep, MetaStep] | None = None
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
+    def __new__(
+        cls,
+        type: MetaStepType,
+        stage: int,
+        micro_batch: int | None = None,
+        peer: int | None = None,
+        parts: tuple[MetaStep, MetaStep] | None = None,
+    ) -> MetaStep:
+        """Check it, and make it."""
         wrong = None
-        if (self.micro_batch is None) != (self.type in _OF_STAGE):
-            wrong = "has no micro-batch" if self.type in _OF_STAGE else "needs a micro-batch"
-        elif self.peer is not None and self.type not in COMMUNICATION:
+        if (micro_batch is None) != (type in _OF_STAGE):
+            wrong = "has no micro-batch" if type in _OF_STAGE else "needs a micro-batch"
+        elif peer is not None and type not in COMMUNICATION:
             wrong = "has no peer"
-        elif (self.parts is None) != (self.type is not _T.OVERLAP_B_F):
-            wrong = "needs a backward and a forward" if self.type is _T.OVERLAP_B_F else "has no parts"
-        elif self.parts is not None and (self.parts[0].type not in (_T.B, _T.I) or self.parts[1].type is not _T.F):
+        elif (parts is None) != (type is not _T.OVERLAP_B_F):
+            wrong = "needs a backward and a forward" if type is _T.OVERLAP_B_F else "has no parts"
+        elif parts is not None and (parts[0].type not in (_T.B, _T.I) or parts[1].type is not _T.F):
             wrong = "needs a backward and a forward, in this order"
         if wrong:
-            raise PlanError(
-                f"step {self.type.value} of stage {self.stage}, micro-batch {self.micro_batch}: it {wrong}."
-            )
+            raise PlanError(f"step {type.value} of stage {stage}, micro-batch {micro_batch}: it {wrong}.")
+        return tuple.__new__(cls, (type, stage, micro_batch, peer, parts))
 
     @staticmethod
     def overlapped(backward: MetaStep, forward: MetaStep) -> MetaStep:
@@ -112,11 +126,23 @@ class MetaStep:
         return self.stage + (1 if self.type in (_T.SEND_F, _T.RECV_B) else -1)
 
     def __str__(self) -> str:
-        if self.parts is not None:
-            return f"{self.type.value}({self.parts[0]},{self.parts[1]})"
-        batch = "" if self.micro_batch is None else f".{self.micro_batch}"
-        peer = "" if self.peer is None else f"@{self.peer}"
-        return f"{self.type.value}{self.stage}{batch}{peer}"
+        kind, stage, batch, peer, parts = self
+        if parts is not None:
+            return f"{kind.value}({parts[0]},{parts[1]})"
+        if peer is None:
+            return f"{kind.value}{stage}" if batch is None else f"{kind.value}{stage}.{batch}"
+        return f"{kind.value}{stage}.{batch}@{peer}"
+
+
+def plain_step(kind: MetaStepType, stage: int, micro_batch: int, peer: int | None = None) -> MetaStep:
+    """A step that is known to be right: not an OVERLAP_B_F, and one that has a micro-batch. Checks nothing."""
+    return tuple.__new__(MetaStep, (kind, stage, micro_batch, peer, None))
+
+
+def plain_steps(kind: MetaStepType, places: Iterable[tuple[int, int]]) -> list[MetaStep]:
+    """A step of one type for each (stage, micro-batch); like `plain_step`, it checks nothing."""
+    new = tuple.__new__
+    return [new(MetaStep, (kind, stage, batch, None, None)) for stage, batch in places]
 
 
 def parse_step(text: str) -> MetaStep:

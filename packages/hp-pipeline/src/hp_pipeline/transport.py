@@ -6,9 +6,9 @@ tensors nobody looks at), so that no message is left without its counterpart and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from hp_core.errors import CommTimeoutError, HyperParallelError, PlanError, ProcessGroupError
 from hp_core.platform import get_platform
@@ -16,11 +16,17 @@ from hp_core.platform.protocol import Group, Tensor
 from hp_pipeline.messages import Form, Parcel, unpack
 from hp_pipeline.platform import get_tools
 
-__all__ = ["Channel", "FormChanged", "PeerFailed", "Post", "Receipt"]
+__all__ = ["Channel", "FormChanged", "PeerFailed", "Post", "Posted", "Receipt", "Words"]
 
 _WORDS = 64
 _FIXED = 6
 _OK, _DESCRIBED, _FAILED, _CHANGED = range(4)
+_HEADER: tuple[tuple[int, ...], str] = ((_WORDS,), "int64")
+
+Words = Callable[[], str]
+"""Says who waits for whom; only called for errors."""
+Posted = list[tuple[Any, Tensor, Words]]
+"""Handles of sends or receives, each with its tensor and what it is for."""
 
 
 class PeerFailed(HyperParallelError, RuntimeError):
@@ -43,6 +49,7 @@ class Channel:
         forms: the form of messages that has been agreed on, for larger and for smaller micro-batches.
         rows: rows of the whole batch, as the first message of this run said; None before it.
         passed: for each micro-batch the form of what went through; None if the sender had failed.
+        headers: those that have been sent over and over, by what they say; nobody writes to them.
     """
 
     source: int
@@ -52,6 +59,7 @@ class Channel:
     forms: dict[bool, Form] = field(default_factory=dict)
     rows: int | None = None
     passed: dict[int, Form | None] = field(default_factory=dict)
+    headers: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
 
     def begin(self) -> None:
         """Begin a run."""
@@ -74,36 +82,59 @@ class Post:
 
     def __init__(self, group: Group, device: Any, timeout: float | None, micro_batches: int) -> None:
         self.group, self.device, self.timeout, self.micro_batches = group, device, timeout, micro_batches
+        self._collectives, self._tools = get_platform().collectives, get_tools()
+        self._open: dict[int, Receipt] = {}
 
-    def send(self, tensors: Sequence[Tensor], peer: int, what: str) -> list[tuple[Any, Tensor, str]]:
+    def send(self, tensors: Sequence[Tensor], peer: int, what: Words) -> Posted:
         """Post tensors to a rank; each stays with its handle until that has been waited for."""
-        collectives = get_platform().collectives
-        with _Named(what):
-            return [(collectives.send(tensor, peer, self.group, async_op=True), tensor, what) for tensor in tensors]
+        self.settle_open(peer)
+        send, group = self._collectives.send, self.group
+        posted: Posted = []
+        try:
+            for tensor in tensors:
+                posted.append((send(tensor, peer, group, async_op=True), tensor, what))
+        except Exception as error:
+            _raise_named(error, what)
+        return posted
 
-    def receive(
-        self, shapes: Sequence[tuple[tuple[int, ...], str]], peer: int, what: str
-    ) -> list[tuple[Any, Tensor, str]]:
+    def receive(self, shapes: Sequence[tuple[tuple[int, ...], str]], peer: int, what: Words) -> Posted:
         """Post buffers for tensors from a rank."""
-        collectives, tools = get_platform().collectives, get_tools()
-        buffers = [tools.empty(shape, dtype, self.device) for shape, dtype in shapes]
-        with _Named(what):
-            return [(collectives.recv(buffer, peer, self.group, async_op=True), buffer, what) for buffer in buffers]
+        recv, empty, group = self._collectives.recv, self._tools.empty, self.group
+        posted: Posted = []
+        try:
+            for shape, dtype in shapes:
+                buffer = empty(shape, dtype, self.device)
+                posted.append((recv(buffer, peer, group, async_op=True), buffer, what))
+        except Exception as error:
+            _raise_named(error, what)
+        return posted
 
-    def wait(self, posted: Sequence[tuple[Any, Tensor, str]]) -> list[Tensor]:
+    def wait(self, posted: Sequence[tuple[Any, Tensor, Words]]) -> list[Tensor]:
         """Wait for what was posted, and give the tensors.
 
         Raises:
             CommTimeoutError: the peer didn't answer in time.
             ProcessGroupError: it has ended.
         """
-        for work, _, what in posted:
-            with _Named(what):
+        tensors = []
+        for work, tensor, what in posted:
+            try:
                 if self.timeout is None:
                     work.wait()
                 else:
                     work.wait(self.timeout)
-        return [tensor for _, tensor, _ in posted]
+            except Exception as error:
+                _raise_named(error, what)
+            tensors.append(tensor)
+        return tensors
+
+    def usual_header(self, channel: Channel, signature: int, mask: int, rows: int) -> Tensor:
+        """The header of a message of known form from a rank where all is well: made once for a channel."""
+        key = signature, mask, rows
+        found = channel.headers.get(key)
+        if found is None:
+            found = channel.headers[key] = self.header(_OK, signature, mask, rows)
+        return found
 
     def header(
         self, flag: int, signature: int = 0, mask: int = 0, rows: int = 0, size: int = 0, text: str = ""
@@ -115,11 +146,11 @@ class Post:
             for at in range(0, len(written), 8)
         ]
         numbers = [flag, signature, mask, rows, size, len(written), *words]
-        return get_tools().numbers(numbers + [0] * (_WORDS - len(numbers)), "int64", self.device)
+        return self._tools.numbers(numbers + [0] * (_WORDS - len(numbers)), "int64", self.device)
 
     def read(self, header: Tensor) -> tuple[int, int, int, int, int, str]:
         """Flag, signature, mask, rows, size of a description, text."""
-        numbers = get_tools().values(header)
+        numbers = self._tools.values(header)
         flag, signature, mask, rows, size, length = numbers[:_FIXED]
         text = b""
         if length:
@@ -127,8 +158,8 @@ class Post:
         return flag, signature, mask, rows, size, text.decode("utf-8", "ignore")
 
     def send_outputs(
-        self, channel: Channel, micro_batch: int, parcel: Parcel | None, rows: int, failure: str, what: str
-    ) -> list[tuple[Any, Tensor, str]]:
+        self, channel: Channel, micro_batch: int, parcel: Parcel | None, rows: int, failure: str, what: Words
+    ) -> Posted:
         """Send the outputs of a stage, or that there are none.
 
         Args:
@@ -142,7 +173,7 @@ class Post:
         Raises:
             FormChanged: they differ from earlier ones. The message that says so has been sent.
         """
-        tools = get_tools()
+        tools = self._tools
         counted_on = channel.expected(micro_batch, self.micro_batches)
         if channel.rows is None:
             channel.rows = rows
@@ -170,27 +201,38 @@ class Post:
         tensors = parcel.travelling(self.device)
         if known == form:
             channel.passed[micro_batch] = channel.forms[size_class] = known  # which has been signed
-            return self.send([self.header(_OK, known.signature, rows=channel.rows), *tensors], channel.peer, what)
+            header = self.usual_header(channel, known.signature, 0, channel.rows)
+            return self.send([header, *tensors], channel.peer, what)
         described = tools.numbers(list(form.description), "uint8", self.device)
         header = self.header(_DESCRIBED, form.signature, rows=channel.rows, size=len(form.description))
         return self.send([header, described, *tensors], channel.peer, what)
 
-    def receive_outputs(self, channel: Channel, micro_batch: int, what: str) -> Receipt:
-        """Post the receipt of a stage's inputs. Where their form isn't known yet this waits for it."""
+    def receive_outputs(self, channel: Channel, micro_batch: int, what: Words) -> Receipt:
+        """Post the receipt of a stage's inputs. Where their form isn't known yet, only that of the header."""
+        self.settle_open(channel.peer)
         form = channel.expected(micro_batch, self.micro_batches)
-        header = self.receive([((_WORDS,), "int64")], channel.peer, what)
-        receipt = Receipt(self, channel, micro_batch, header, what, form)
-        if form is not None:
-            receipt.body = self.receive(form.buffers, channel.peer, what)
-        else:
-            receipt.settle()
+        posted = self.receive((_HEADER, *(form.buffers if form is not None else ())), channel.peer, what)
+        receipt = Receipt(self, channel, micro_batch, posted[:1], what, form, posted[1:])
+        if form is None:
+            self._open[channel.peer] = receipt
         return receipt
 
+    def settle_open(self, peer: int) -> None:
+        """Post the rest of the message from this rank that only a header was posted for.
+
+        What is posted between two ranks takes place in that order, on some transports in both directions; so this is as late as it
+        can be: before anything else for the same rank. Waiting at the step of the receive itself would hold up the computation
+        that the step was put before.
+        """
+        receipt = self._open.pop(peer, None)
+        if receipt is not None:
+            receipt.settle()
+
     def send_gradients(
-        self, channel: Channel, micro_batch: int, gradients: Sequence[Tensor | None] | None, failure: str, what: str
-    ) -> list[tuple[Any, Tensor, str]]:
+        self, channel: Channel, micro_batch: int, gradients: Sequence[Tensor | None] | None, failure: str, what: Words
+    ) -> Posted:
         """Send the gradients of a stage's inputs back, or that there are none."""
-        tools = get_tools()
+        tools = self._tools
         form = channel.passed.get(micro_batch)
         shapes = form.gradients if form is not None else ()
         if gradients is None:
@@ -203,16 +245,15 @@ class Post:
                 mask |= 1 << min(number, 61)
             else:
                 tensors.append(tools.sendable(gradient))
-        return self.send([self.header(_OK, mask=mask), *tensors], channel.peer, what)
+        return self.send([self.usual_header(channel, 0, mask, 0), *tensors], channel.peer, what)
 
-    def receive_gradients(self, channel: Channel, micro_batch: int, what: str) -> Receipt:
+    def receive_gradients(self, channel: Channel, micro_batch: int, what: Words) -> Receipt:
         """Post the receipt of gradients of a stage's outputs."""
+        self.settle_open(channel.peer)
         form = channel.passed.get(micro_batch)
         shapes = form.gradients if form is not None else ()
-        receipt = Receipt(self, channel, micro_batch, (), what, form, _settled=True)
-        receipt.header = self.receive([((_WORDS,), "int64")], channel.peer, what)
-        receipt.body = self.receive(shapes, channel.peer, what)
-        return receipt
+        posted = self.receive((_HEADER, *shapes), channel.peer, what)
+        return Receipt(self, channel, micro_batch, posted[:1], what, form, posted[1:], _settled=True)
 
 
 @dataclass
@@ -233,10 +274,10 @@ class Receipt:
     post: Post
     channel: Channel
     micro_batch: int
-    header: Sequence[tuple[Any, Tensor, str]]
-    what: str
+    header: Sequence[tuple[Any, Tensor, Words]]
+    what: Words
     form: Form | None
-    body: Sequence[tuple[Any, Tensor, str]] = ()
+    body: Sequence[tuple[Any, Tensor, Words]] = ()
     position: int = -1
     _error: HyperParallelError | None = None
     _settled: bool = False
@@ -266,7 +307,7 @@ class Receipt:
         form = channel.forms[size_class]
         if form.signature != signature:
             raise ProcessGroupError(
-                f"{self.what}: the message isn't the one that was expected; messages have been lost or taken by others. Give the "
+                f"{self.what()}: the message isn't the one that was expected; messages have been lost or taken by others. Give the "
                 f"pipeline a group of its own."
             )
         channel.passed[self.micro_batch] = form
@@ -309,21 +350,12 @@ class Receipt:
         return [None if number < 61 and mask >> number & 1 else one for number, one in enumerate(received)]
 
 
-class _Named:
-    """Errors of communication inside say which step waited for which."""
-
-    __slots__ = ("_what",)
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, CommTimeoutError):
-            raise CommTimeoutError(f"{self._what} until the timeout. {error}") from error
-        if isinstance(error, ProcessGroupError):
-            raise ProcessGroupError(f"{self._what}, which has ended. {error}") from error
-        if isinstance(error, RuntimeError) and "onnection" in str(error):
-            raise ProcessGroupError(f"{self._what}, which has ended. ({str(error).splitlines()[0]})") from error
+def _raise_named(error: Exception, what: Words) -> NoReturn:
+    """The error of a send, receive or wait again, saying which step waited for which."""
+    if isinstance(error, CommTimeoutError):
+        raise CommTimeoutError(f"{what()} until the timeout. {error}") from error
+    if isinstance(error, ProcessGroupError):
+        raise ProcessGroupError(f"{what()}, which has ended. {error}") from error
+    if isinstance(error, RuntimeError) and "onnection" in str(error):
+        raise ProcessGroupError(f"{what()}, which has ended. ({str(error).splitlines()[0]})") from error
+    raise error

@@ -7,14 +7,16 @@ same order, and nobody may wait in a circle.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NoReturn
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, NoReturn
 
 from hp_core.errors import PlanError
+from hp_pipeline.bulk import in_bulk
 from hp_pipeline.flow import Flow, flow_of
 from hp_pipeline.progress import cycle_from, unit_times
-from hp_pipeline.schedule import Schedule
-from hp_pipeline.steps import COMMUNICATION, MetaStep, MetaStepType
+from hp_pipeline.schedule import Schedule, columns_of
+from hp_pipeline.steps import COMMUNICATION, MetaStep, MetaStepType, plain_step
 
 __all__ = ["peak_in_flight", "validate"]
 
@@ -25,9 +27,11 @@ _UNSHARD, _RESHARD, _REDUCE, _OUT, _IN = _T.UNSHARD, _T.RESHARD, _T.REDUCE_GRAD,
 
 # How far a stage is with a micro-batch.
 _NOTHING, _FORWARDED, _AWAY, _INPUTS, _DONE = range(5)
+_END = sys.maxsize  # after the last event of a rank
 _FAR = ("hasn't had its forward", "has had its forward", "is swapped out", "has had its input gradient", "is done")
 
 
+@in_bulk
 def validate(
     schedule: Schedule,
     *,
@@ -109,138 +113,205 @@ def _check_memory(schedule: Schedule, memory: int | Sequence[int]) -> None:
             )
 
 
-_Message = tuple[int, int, int, bool]
-"""From stage, to stage, micro-batch, whether it is a gradient."""
+class _Way(NamedTuple):
+    """What a stage sends or receives, on one side of a connection between ranks.
+
+    Attributes:
+        first: number of the message of micro-batch 0; those of others follow.
+        other: the rank at the other end; inverted for receives.
+        least: how far the stage must be.
+        log: the numbers of this direction's messages so far, to or from that rank.
+    """
+
+    first: int
+    other: int
+    least: int
+    log: list[int]
 
 
 class _Walk:
-    """One rank's steps, one by one: what is done, what is there, and what it tells others."""
+    """One rank's steps, one by one: what is done, what is there, and what it tells others.
+
+    Messages are numbered by (whether it is a gradient, from stage, to stage, micro-batch).
+    """
 
     def __init__(self, schedule: Schedule, flow: Flow, rank: int, talks: bool) -> None:
-        self._schedule, self._flow, self._rank, self._talks = schedule, flow, rank, talks
+        self._schedule, self._flow, self._rank = schedule, flow, rank
         self._own = frozenset(schedule.stages_of(rank))
-        self._far: dict[int, list[int]] = {stage: [_NOTHING] * schedule.micro_batches for stage in self._own}
+        self._far = {stage: bytearray(schedule.micro_batches) for stage in self._own}
         self._left = dict.fromkeys(self._own, schedule.micro_batches)
-        self._received: set[_Message] = set()
-        self._sent: set[_Message] = set()
+        self._seen: set[int] = set()
         self._whole: dict[int, bool] = {}  # sharded stages, and whether they are gathered now
         self._reduced: set[int] = set()
         self._at = 0
-        self.events: list[tuple[int, int]] = []
-        """For each message (position, the rank at the other end)."""
-        self.sent: dict[int, list[tuple[_Message, int]]] = {}
-        """To each rank the messages in order, with the positions of their steps."""
-        self.received: dict[int, list[tuple[_Message, int]]] = {}
+        self.events: list[int] = []
+        """For each message the rank at the other end; inverted if it is received."""
+        self.sent: dict[int, list[int]] = {}
+        """To each rank the messages in order."""
+        self.received: dict[int, list[int]] = {}
         """From each rank likewise."""
+        self._ways = {key: way for stage in self._own for key, way in self._ways_of(stage)}
+        # What a forward and a backward need: from stages on this rank, and as numbers of messages.
+        self._needs = {
+            (stage, backward): (
+                [other for other in sources if other in self._own],
+                [(other, self._first(backward, other, stage)) for other in sources if talks and other not in self._own],
+            )
+            for stage in self._own
+            for backward, sources in ((False, flow.providers[stage]), (True, flow.takers[stage]))
+        }
 
     def run(self) -> None:
         steps = self._schedule.steps[self._rank]
         self._whole = {step.stage: False for step in steps if step.type is _UNSHARD}
-        batches = self._schedule.micro_batches
-        for self._at, step in enumerate(steps):
-            if step.stage not in self._own:
-                self._refuse(step.stage, "doesn't run here")
-            if step.micro_batch is not None and not 0 <= step.micro_batch < batches:
-                self._refuse(step.stage, f"has micro-batches 0 to {batches - 1} only")
-            kind = step.type
-            if kind is _F:
-                self._forward(step, step.stage, step.micro_batch or 0)
-                self._far[step.stage][step.micro_batch or 0] = _FORWARDED
-            elif kind is _B or kind is _I or kind is _W:
-                self._backward(step, step.stage, step.micro_batch or 0)
-                self._mark(step)
-            elif step.parts is not None:
-                backward, forward = step.parts
-                if forward.stage not in self._own or not 0 <= (forward.micro_batch or 0) < batches:
-                    self._refuse(forward.stage, f"doesn't run here, or has micro-batches 0 to {batches - 1} only")
-                self._backward(backward, backward.stage, backward.micro_batch or 0)
-                self._forward(forward, forward.stage, forward.micro_batch or 0)
-                self._far[forward.stage][forward.micro_batch or 0] = _FORWARDED
-                self._mark(backward)
+        batches, far_of, ways, seen = self._schedule.micro_batches, self._far, self._ways, self._seen
+        event = self.events.append
+        for at, (kind, stage, batch, peer, pair) in enumerate(zip(*columns_of(steps), strict=True)):
+            self._at = at
+            far = far_of.get(stage)
+            if far is None:
+                self._refuse(stage, "doesn't run here")
+            if batch is None:
+                self._shard(kind, stage)
+                continue
+            if not 0 <= batch < batches:
+                self._refuse(stage, f"has micro-batches 0 to {batches - 1} only")
+            way = ways.get((kind, stage, peer))
+            if way is not None:
+                first, other, least, log = way
+                message = first + batch
+                if message in seen:
+                    self._refuse(stage, "has had this message already")
+                if far[batch] < least:
+                    what = (
+                        "outputs to send before its forward"
+                        if least == _FORWARDED
+                        else "gradient to send before its backward"
+                    )
+                    self._refuse(stage, f"has no {what}")
+                seen.add(message)
+                log.append(message)
+                event(other)
+            elif kind is _F:
+                self._forward(stage, batch)
+                far[batch] = _FORWARDED
+            elif kind is _W:
+                if far[batch] != _INPUTS or self._whole:
+                    self._backward(kind, stage, batch)
+                far[batch] = _DONE
+                self._left[stage] -= 1
+            elif kind is _B or kind is _I:
+                self._backward(kind, stage, batch)
+                self._mark(kind, stage, batch)
+            elif pair is not None:
+                self._pair(*pair)
             elif kind in COMMUNICATION:
-                self._message(step)
-            elif kind is _OUT or kind is _IN:
-                self._swap(step, step.stage, step.micro_batch or 0)
+                self._refuse_message(steps[at])
             else:
-                self._shard(step)
+                self._swap(kind, stage, batch)
         self._finish()
 
-    def _forward(self, step: MetaStep, stage: int, batch: int) -> None:
-        if self._far[stage][batch] != _NOTHING:
-            self._refuse(stage, f"{_FAR[self._far[stage][batch]]} with micro-batch {batch} already")
-        for source in self._flow.providers[stage]:
-            if source in self._own:
-                if self._far[source][batch] == _NOTHING:
-                    self._refuse(stage, f"needs the outputs of stage {source}, which comes later on this rank")
-            elif self._talks and (source, stage, batch, False) not in self._received:
-                self._refuse(stage, f"needs the outputs of stage {source}, which haven't been received yet")
-        self._need_whole(stage)
+    def _pair(self, backward: MetaStep, forward: MetaStep) -> None:
+        batches = self._schedule.micro_batches
+        if forward.stage not in self._own or not 0 <= (forward.micro_batch or 0) < batches:
+            self._refuse(forward.stage, f"doesn't run here, or has micro-batches 0 to {batches - 1} only")
+        self._backward(backward.type, backward.stage, backward.micro_batch or 0)
+        self._forward(forward.stage, forward.micro_batch or 0)
+        self._far[forward.stage][forward.micro_batch or 0] = _FORWARDED
+        self._mark(backward.type, backward.stage, backward.micro_batch or 0)
 
-    def _backward(self, step: MetaStep, stage: int, batch: int) -> None:
+    def _forward(self, stage: int, batch: int) -> None:
+        far = self._far
+        if far[stage][batch] != _NOTHING:
+            self._refuse(stage, f"{_FAR[far[stage][batch]]} with micro-batch {batch} already")
+        near, distant = self._needs[stage, False]
+        for source in near:
+            if far[source][batch] == _NOTHING:
+                self._refuse(stage, f"needs the outputs of stage {source}, which comes later on this rank")
+        for source, first in distant:
+            if first + batch not in self._seen:
+                self._refuse(stage, f"needs the outputs of stage {source}, which haven't been received yet")
+        if self._whole:
+            self._need_whole(stage)
+
+    def _backward(self, kind: MetaStepType, stage: int, batch: int) -> None:
         far = self._far[stage][batch]
-        if far != (_INPUTS if step.type is _W else _FORWARDED):
+        if far != (_INPUTS if kind is _W else _FORWARDED):
             self._refuse(stage, f"{_FAR[far]} with micro-batch {batch}" + (" already" if far > _AWAY else ""))
-        self._need_whole(stage)
-        if step.type is _W:
+        if self._whole:
+            self._need_whole(stage)
+        if kind is _W:
             return
-        for target in self._flow.takers[stage]:
-            if target in self._own:
-                if self._far[target][batch] < _INPUTS:
-                    self._refuse(stage, f"needs the gradient from stage {target}, which comes later on this rank")
-            elif self._talks and (target, stage, batch, True) not in self._received:
+        near, distant = self._needs[stage, True]
+        for target in near:
+            if self._far[target][batch] < _INPUTS:
+                self._refuse(stage, f"needs the gradient from stage {target}, which comes later on this rank")
+        for target, first in distant:
+            if first + batch not in self._seen:
                 self._refuse(stage, f"needs the gradient from stage {target}, which hasn't been received yet")
 
-    def _mark(self, step: MetaStep) -> None:
-        done = step.type is not _I
-        self._far[step.stage][step.micro_batch or 0] = _DONE if done else _INPUTS
-        self._left[step.stage] -= done
+    def _mark(self, kind: MetaStepType, stage: int, batch: int) -> None:
+        done = kind is not _I
+        self._far[stage][batch] = _DONE if done else _INPUTS
+        self._left[stage] -= done
 
-    def _message(self, step: MetaStep) -> None:
-        stage, batch, kind, peer = step.stage, step.micro_batch or 0, step.type, step.peer_stage
-        flow = self._flow
-        ways = flow.takers if kind is _SEND_F or kind is _RECV_B else flow.providers
+    def _first(self, gradient: bool, source: int, target: int) -> int:
+        """The number of micro-batch 0's message."""
+        stages = self._schedule.stages
+        return ((gradient * stages + source) * stages + target) * self._schedule.micro_batches
+
+    def _ways_of(self, stage: int) -> Iterator[tuple[tuple[MetaStepType, int, int | None], _Way]]:
+        """By type, stage and peer as a step has them: the messages of a stage."""
+        flow, placement = self._flow, self._schedule.placement
+        for kind, others in (
+            (_SEND_F, flow.takers[stage]),
+            (_RECV_B, flow.takers[stage]),
+            (_SEND_B, flow.providers[stage]),
+            (_RECV_F, flow.providers[stage]),
+        ):
+            sends, gradient = kind is _SEND_F or kind is _SEND_B, kind is _SEND_B or kind is _RECV_B
+            for peer in others:
+                other = placement[peer]
+                if other == self._rank:
+                    continue
+                log = (self.sent if sends else self.received).setdefault(other, [])
+                least = (_INPUTS if gradient else _FORWARDED) if sends else _NOTHING
+                first = self._first(gradient, *((stage, peer) if sends else (peer, stage)))
+                way = _Way(first, other if sends else ~other, least, log)
+                yield (kind, stage, peer), way
+                if peer == plain_step(kind, stage, 0).peer_stage:
+                    yield (kind, stage, None), way
+
+    def _refuse_message(self, step: MetaStep) -> NoReturn:
+        stage, peer, flow = step.stage, step.peer_stage, self._flow
+        ways = flow.takers if step.type is _SEND_F or step.type is _RECV_B else flow.providers
         if peer not in ways[stage]:
             self._refuse(stage, f"has no connection to stage {peer} this way; name skip connections in `skips`")
-        other = self._schedule.placement[peer]
-        if other == self._rank:
-            self._refuse(stage, f"is on the same rank as stage {peer}: nothing is sent between them")
-        far = self._far[stage][batch]
-        sends = kind is _SEND_F or kind is _SEND_B
-        message = (stage, peer, batch, kind is _SEND_B) if sends else (peer, stage, batch, kind is _RECV_B)
-        if message in self._sent or message in self._received:
-            self._refuse(stage, "has had this message already")
-        if kind is _SEND_F and far == _NOTHING:
-            self._refuse(stage, "has no outputs to send before its forward")
-        if kind is _SEND_B and far < _INPUTS:
-            self._refuse(stage, "has no gradient to send before its backward")
-        (self._sent if sends else self._received).add(message)
-        (self.sent if sends else self.received).setdefault(other, []).append((message, self._at))
-        self.events.append((self._at, other))
+        self._refuse(stage, f"is on the same rank as stage {peer}: nothing is sent between them")
 
-    def _swap(self, step: MetaStep, stage: int, batch: int) -> None:
+    def _swap(self, kind: MetaStepType, stage: int, batch: int) -> None:
         far = self._far[stage][batch]
-        if far != (_FORWARDED if step.type is _OUT else _AWAY):
+        if far != (_FORWARDED if kind is _OUT else _AWAY):
             self._refuse(
                 stage,
                 f"{_FAR[far]} with micro-batch {batch}; activations go out after the forward and come back before the backward",
             )
-        self._far[stage][batch] = _AWAY if step.type is _OUT else _FORWARDED
+        self._far[stage][batch] = _AWAY if kind is _OUT else _FORWARDED
 
-    def _shard(self, step: MetaStep) -> None:
-        stage = step.stage
-        if step.type is _REDUCE:
+    def _shard(self, kind: MetaStepType, stage: int) -> None:
+        if kind is _REDUCE:
             if self._left[stage]:
                 self._refuse(stage, f"has {self._left[stage]} backward(s) to come")
             if stage in self._reduced:
                 self._refuse(stage, "has had its gradients reduced already")
             self._reduced.add(stage)
-        elif self._whole.get(stage, False) is (step.type is _UNSHARD):
-            self._refuse(stage, "is whole already" if step.type is _UNSHARD else "isn't whole")
+        elif self._whole.get(stage, False) is (kind is _UNSHARD):
+            self._refuse(stage, "is whole already" if kind is _UNSHARD else "isn't whole")
         else:
-            self._whole[stage] = step.type is _UNSHARD
+            self._whole[stage] = kind is _UNSHARD
 
     def _need_whole(self, stage: int) -> None:
-        if self._whole and not self._whole.get(stage, True):
+        if not self._whole.get(stage, True):
             self._refuse(stage, "is sharded here; UNSHARD comes first")
 
     def _finish(self) -> None:
@@ -270,15 +341,18 @@ def _check_messages(schedule: Schedule, walks: list[_Walk]) -> None:
     for source, walk in enumerate(walks):
         for target, other in enumerate(walks):
             sent, received = walk.sent.get(target, []), other.received.get(source, [])
-            if [message for message, _ in sent] == [message for message, _ in received]:
+            if sent == received:
                 continue
             pairs = enumerate(zip(sent, received, strict=False))
-            index = next((i for i, (a, b) in pairs if a[0] != b[0]), min(len(sent), len(received)))
+            index = next((i for i, (a, b) in pairs if a != b), min(len(sent), len(received)))
             ends = [
                 f"rank {rank} {does} nothing more"
                 if index >= len(each)
-                else f"rank {rank} {does} {_told(schedule, rank, each[index][1])}"
-                for rank, does, each in ((source, "sends", sent), (target, "receives", received))
+                else f"rank {rank} {does} {_told_message(schedule, rank, walks[rank].events, code, index)}"
+                for rank, does, each, code in (
+                    (source, "sends", sent, target),
+                    (target, "receives", received, ~source),
+                )
             ]
             raise PlanError(
                 f"schedule {schedule.name}, message {index} from rank {source} to rank {target}: {ends[0]}, but {ends[1]}. Both"
@@ -288,41 +362,37 @@ def _check_messages(schedule: Schedule, walks: list[_Walk]) -> None:
 
 def _check_deadlock(schedule: Schedule, walks: list[_Walk], rendezvous: bool) -> None:
     """Runs the messages alone: the rest never waits. Order and partners are known to agree."""
-    events = [walk.events for walk in walks]
-    sends = [[schedule.steps[rank][at].type in (_SEND_F, _SEND_B) for at, _ in own] for rank, own in enumerate(events)]
+    ends = [[*walk.events, _END] for walk in walks]
     next_event = [0] * len(walks)
     under_way = [[0] * len(walks) for _ in walks]  # without rendezvous: sent from one to another and not received
     ready = list(range(len(walks)))
     while ready:
         rank = ready.pop()
-        own = events[rank]
-        while next_event[rank] < len(own):
-            at = next_event[rank]
-            other = own[at][1]
-            if not rendezvous:
-                if sends[rank][at]:
-                    under_way[rank][other] += 1
-                    ready.append(other)
-                elif under_way[other][rank]:
-                    under_way[other][rank] -= 1
-                else:
-                    break
-            else:
+        own, at = ends[rank], next_event[rank]
+        while (event := own[at]) != _END:
+            sends = event >= 0
+            other = event if sends else ~event
+            if rendezvous:
                 across = next_event[other]
-                if (
-                    across >= len(events[other])
-                    or events[other][across][1] != rank
-                    or sends[other][across] == sends[rank][at]
-                ):
+                if ends[other][across] != (~rank if sends else rank):
                     break
-                next_event[other] += 1
+                next_event[other] = across + 1
                 ready.append(other)
-            next_event[rank] += 1
+            elif sends:
+                under_way[rank][other] += 1
+                ready.append(other)
+            elif under_way[other][rank]:
+                under_way[other][rank] -= 1
+            else:
+                break
+            at += 1
+        next_event[rank] = at
     waits = {}
-    for rank, own in enumerate(events):
-        if next_event[rank] < len(own):
-            at, other = own[next_event[rank]]
-            waits[rank] = (f"rank {rank} in {_told(schedule, rank, at)} waits", other)
+    for rank, own in enumerate(ends):
+        event = own[next_event[rank]]
+        if event != _END:
+            told = _told(schedule, rank, _positions(schedule, rank)[next_event[rank]])
+            waits[rank] = (f"rank {rank} in {told} waits", event if event >= 0 else ~event)
     if waits:
         how = "if sends wait for their receives" if rendezvous else "even with buffered sends"
         raise PlanError(f"schedule {schedule.name} deadlocks {how}: {cycle_from(waits, 'for')}.")
@@ -330,3 +400,14 @@ def _check_deadlock(schedule: Schedule, walks: list[_Walk], rendezvous: bool) ->
 
 def _told(schedule: Schedule, rank: int, at: int) -> str:
     return f"step {at} ({schedule.steps[rank][at]})"
+
+
+def _positions(schedule: Schedule, rank: int) -> list[int]:
+    """Where a rank's messages are in its steps."""
+    return [at for at, step in enumerate(schedule.steps[rank]) if step.type in COMMUNICATION]
+
+
+def _told_message(schedule: Schedule, rank: int, events: list[int], event: int, index: int) -> str:
+    """The step of one of the messages that are the same event for a rank."""
+    same = [at for at, each in zip(_positions(schedule, rank), events, strict=True) if each == event]
+    return _told(schedule, rank, same[index])

@@ -8,9 +8,16 @@ from hp_pipeline.steps import MetaStep
 __all__ = ["only_existing"]
 
 
-def only_existing(schedule: Schedule) -> Schedule:
-    """Without the steps of micro-batches beyond `schedule.micro_batches`. Micro-batches don't depend on one another."""
+def only_existing(schedule: Schedule, built_for: int) -> Schedule:
+    """Without the steps of micro-batches beyond `schedule.micro_batches`. Micro-batches don't depend on one another.
+
+    Args:
+        schedule: for more micro-batches than it says, perhaps.
+        built_for: how many it was built for.
+    """
     count = schedule.micro_batches
+    if built_for <= count:
+        return schedule
     return schedule.with_steps([[left for step in steps for left in _left(step, count)] for steps in schedule.steps])
 
 

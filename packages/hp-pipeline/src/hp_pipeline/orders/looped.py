@@ -11,7 +11,7 @@ import itertools
 
 from hp_pipeline.orders.existing import only_existing
 from hp_pipeline.schedule import Schedule, looped_placement
-from hp_pipeline.steps import MetaStep, MetaStepType
+from hp_pipeline.steps import MetaStepType, plain_step, plain_steps
 
 __all__ = ["interleaved_1f1b", "interleaved_zero_bubble", "looped_bfs", "zb_h1"]
 
@@ -24,8 +24,8 @@ def looped_bfs(ranks: int, micro_batches: int, chunks: int) -> Schedule:
     steps = []
     for rank in range(ranks):
         own = range(rank, ranks * chunks, ranks)
-        order = [MetaStep(_F, stage, batch) for stage in own for batch in range(micro_batches)]
-        order += [MetaStep(_B, stage, batch) for stage in reversed(own) for batch in range(micro_batches)]
+        order = [plain_step(_F, stage, batch) for stage in own for batch in range(micro_batches)]
+        order += [plain_step(_B, stage, batch) for stage in reversed(own) for batch in range(micro_batches)]
         steps.append(order)
     return Schedule("loopedbfs", micro_batches, looped_placement(ranks, chunks), ()).with_steps(steps)
 
@@ -35,15 +35,14 @@ def interleaved_1f1b(ranks: int, micro_batches: int, chunks: int) -> Schedule:
     groups = _groups(ranks, micro_batches, chunks)
     steps = []
     for rank in range(ranks):
-        forwards, backwards = _travel(rank, ranks, groups, chunks)
+        up, down = _travel(rank, ranks, groups, chunks)
+        forwards, backwards = plain_steps(_F, up), plain_steps(_B, down)
         warm = min((chunks - 1) * len(groups[0]) + 2 * (ranks - 1 - rank), len(forwards))
-        order = [MetaStep(_F, *at) for at in forwards[:warm]]
-        for forward, backward in zip(forwards[warm:], backwards, strict=False):
-            order += [MetaStep(_F, *forward), MetaStep(_B, *backward)]
-        order += [MetaStep(_B, *at) for at in backwards[len(forwards) - warm :]]
+        pairs = zip(forwards[warm:], backwards, strict=False)
+        order = [*forwards[:warm], *itertools.chain.from_iterable(pairs), *backwards[len(forwards) - warm :]]
         steps.append(order)
     schedule = Schedule("interleaved1f1b", micro_batches, looped_placement(ranks, chunks), ())
-    return only_existing(schedule.with_steps(steps))
+    return only_existing(schedule.with_steps(steps), groups[-1].stop)
 
 
 def interleaved_zero_bubble(ranks: int, micro_batches: int, chunks: int) -> Schedule:
@@ -56,18 +55,20 @@ def interleaved_zero_bubble(ranks: int, micro_batches: int, chunks: int) -> Sche
     groups = _groups(ranks, micro_batches, chunks)
     steps = []
     for rank in range(ranks):
-        forwards, backwards = _travel(rank, ranks, groups, chunks)
+        up, down = _travel(rank, ranks, groups, chunks)
+        forwards, inputs, weights = plain_steps(_F, up), plain_steps(_I, down), plain_steps(_W, down)
         warm = min((chunks - 1) * len(groups[0]) + ranks - 1 - rank, len(forwards))
-        order = [MetaStep(_F, *at) for at in forwards[:warm]]
-        for index, backward in enumerate(backwards):
-            order += [MetaStep(_F, *at) for at in forwards[warm + index : warm + index + 1]]
-            order.append(MetaStep(_I, *backward))
+        order, last = forwards[:warm], len(forwards) - warm
+        for index, backward in enumerate(inputs):
+            if index < last:
+                order.append(forwards[warm + index])
+            order.append(backward)
             if index >= rank:
-                order.append(MetaStep(_W, *backwards[index - rank]))
-        order += [MetaStep(_W, *at) for at in backwards[max(len(backwards) - rank, 0) :]]
+                order.append(weights[index - rank])
+        order += weights[max(len(weights) - rank, 0) :]
         steps.append(order)
     schedule = Schedule("interleavedzb", micro_batches, looped_placement(ranks, chunks), ())
-    return only_existing(schedule.with_steps(steps))
+    return only_existing(schedule.with_steps(steps), groups[-1].stop)
 
 
 def zb_h1(ranks: int, micro_batches: int) -> Schedule:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hp_core.errors import PlanError
+from hp_pipeline.bulk import in_bulk
 from hp_pipeline.orders.looped import interleaved_1f1b, interleaved_zero_bubble, looped_bfs, zb_h1
 from hp_pipeline.orders.simple import gpipe, one_f_one_b
 from hp_pipeline.orders.v_shaped import dualpipe_v, zb_v
@@ -50,6 +51,7 @@ ORDERS: dict[str, Order] = {
 """Name -> order. Add one's own: `ORDERS["mine"] = Order(function, chunks=1, fixed=True)`."""
 
 
+@in_bulk
 def build_order(name: str, ranks: int, micro_batches: int, chunks: int | None = None) -> Schedule:
     """The compute steps of a pipeline: F, B, I, W and OVERLAP_B_F, without communication.
 

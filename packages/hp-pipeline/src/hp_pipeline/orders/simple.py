@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hp_pipeline.schedule import Schedule, looped_placement
-from hp_pipeline.steps import MetaStep, MetaStepType
+from hp_pipeline.steps import MetaStepType, plain_step
 
 __all__ = ["gpipe", "one_f_one_b"]
 
@@ -13,7 +13,8 @@ _F, _B = MetaStepType.F, MetaStepType.B
 def gpipe(ranks: int, micro_batches: int) -> Schedule:
     """All forwards, then all backwards (Huang et al. 2019, GPipe)."""
     steps = [
-        [MetaStep(kind, stage, batch) for kind in (_F, _B) for batch in range(micro_batches)] for stage in range(ranks)
+        [plain_step(kind, stage, batch) for kind in (_F, _B) for batch in range(micro_batches)]
+        for stage in range(ranks)
     ]
     return Schedule("gpipe", micro_batches, looped_placement(ranks, 1), ()).with_steps(steps)
 
@@ -23,9 +24,9 @@ def one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
     steps = []
     for stage in range(ranks):
         warm = min(ranks - 1 - stage, micro_batches)
-        order = [MetaStep(_F, stage, batch) for batch in range(warm)]
+        order = [plain_step(_F, stage, batch) for batch in range(warm)]
         for batch in range(warm, micro_batches):
-            order += [MetaStep(_F, stage, batch), MetaStep(_B, stage, batch - warm)]
-        order += [MetaStep(_B, stage, batch) for batch in range(micro_batches - warm, micro_batches)]
+            order += [plain_step(_F, stage, batch), plain_step(_B, stage, batch - warm)]
+        order += [plain_step(_B, stage, batch) for batch in range(micro_batches - warm, micro_batches)]
         steps.append(order)
     return Schedule("1f1b", micro_batches, looped_placement(ranks, 1), ()).with_steps(steps)

@@ -10,7 +10,7 @@ from collections import deque
 
 from hp_pipeline.orders.existing import only_existing
 from hp_pipeline.schedule import Schedule, v_placement
-from hp_pipeline.steps import MetaStep, MetaStepType
+from hp_pipeline.steps import MetaStep, MetaStepType, plain_step
 
 __all__ = ["dualpipe_v", "zb_v"]
 
@@ -48,7 +48,7 @@ class _Rank:
 
     def weight_gradient(self) -> None:
         """The weight gradient that has waited longest."""
-        self.steps.append(MetaStep(_W, *self._waiting.popleft()))
+        self.steps.append(plain_step(_W, *self._waiting.popleft()))
 
     def weight_gradients(self) -> None:
         """All weight gradients that wait."""
@@ -61,8 +61,9 @@ class _Rank:
         self.steps.append(MetaStep.overlapped(*pair))
 
     def _next(self, kind: MetaStepType, chunk: int, counts: list[int]) -> MetaStep:
-        counts[chunk] += 1
-        return MetaStep(kind, self._stages[chunk], counts[chunk] - 1)
+        count = counts[chunk]
+        counts[chunk] = count + 1
+        return plain_step(kind, self._stages[chunk], count)
 
 
 def zb_v(ranks: int, micro_batches: int) -> Schedule:
@@ -97,7 +98,7 @@ def zb_v(ranks: int, micro_batches: int) -> Schedule:
             own.weight_gradient()
         own.weight_gradients()
         steps.append(own.steps)
-    return only_existing(Schedule("zbv", micro_batches, v_placement(ranks), ()).with_steps(steps))
+    return only_existing(Schedule("zbv", micro_batches, v_placement(ranks), ()).with_steps(steps), count)
 
 
 def dualpipe_v(ranks: int, micro_batches: int) -> Schedule:
@@ -134,4 +135,4 @@ def dualpipe_v(ranks: int, micro_batches: int) -> Schedule:
             own.input_gradient(_DOWN)
         own.weight_gradients()
         steps.append(own.steps)
-    return only_existing(Schedule("dualpipev", micro_batches, v_placement(ranks), ()).with_steps(steps))
+    return only_existing(Schedule("dualpipev", micro_batches, v_placement(ranks), ()).with_steps(steps), count)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hp_pipeline.schedule import Schedule
 from hp_pipeline.steps import MetaStep, MetaStepType
 
@@ -32,16 +34,24 @@ def _split(steps: tuple[MetaStep, ...]) -> list[MetaStep]:
     return [*order, waiting] if waiting else order
 
 
-def merge_backward(schedule: Schedule) -> Schedule:
-    """Each I and W as a B in the place of the I, since others may wait for its gradient."""
-    return schedule.with_steps(map(_merge, schedule.steps))
+def merge_backward(schedule: Schedule, stages: Iterable[int] | None = None) -> Schedule:
+    """Each I and W as a B in the place of the I, since others may wait for its gradient.
+
+    Args:
+        schedule: with communication or without.
+        stages: only of these stages; None for all.
+    """
+    chosen = frozenset(range(schedule.stages) if stages is None else stages)
+    return schedule.with_steps(_merge(steps, chosen) for steps in schedule.steps)
 
 
-def _merge(steps: tuple[MetaStep, ...]) -> list[MetaStep]:
+def _merge(steps: tuple[MetaStep, ...], stages: frozenset[int]) -> list[MetaStep]:
     order = []
     for step in steps:
         backward = step.parts[0] if step.parts else step
-        if backward.type is _I:
+        if backward.stage not in stages:
+            order.append(step)
+        elif backward.type is _I:
             whole = MetaStep(_B, backward.stage, backward.micro_batch)
             order.append(MetaStep.overlapped(whole, step.parts[1]) if step.parts else whole)
         elif step.type is not _W:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hp_core.errors import PlanError
+from hp_pipeline.passes.backward import merge_backward
 from hp_pipeline.schedule import Schedule
-from hp_pipeline.steps import MetaStep, MetaStepType
+from hp_pipeline.steps import COMPUTE, MetaStep, MetaStepType
 
 __all__ = ["insert_fsdp"]
 
@@ -15,6 +16,10 @@ _UNSHARD, _RESHARD, _REDUCE = MetaStepType.UNSHARD, MetaStepType.RESHARD, MetaSt
 
 def insert_fsdp(schedule: Schedule, stages: Iterable[int], ahead: int = 1) -> Schedule:
     """UNSHARD, RESHARD and REDUCE_GRAD around the computations of sharded stages.
+
+    The backwards of sharded stages are merged (`merge_backward`): FSDP reduces gradients and frees the weights as a backward goes
+    through its units, so nothing is left for W. A schedule that lives from W in its gaps has larger ones then; simulate what comes
+    out.
 
     At any time a rank holds the whole parameters of the stage at work and of the `ahead` others that come next, so that gathering
     runs beside computing; any other is freed. The gradients of a stage are reduced after its last backward.
@@ -41,39 +46,51 @@ def insert_fsdp(schedule: Schedule, stages: Iterable[int], ahead: int = 1) -> Sc
                 raise PlanError(
                     f"schedule {schedule.name} has {step} on rank {rank} already; insert_fsdp is for schedules without."
                 )
-    return schedule.with_steps([_insert(steps, sharded, ahead) for steps in schedule.steps])
+    whole = merge_backward(schedule, sharded)
+    return schedule.with_steps([_insert(steps, sharded, ahead) for steps in whole.steps])
 
 
 def _insert(steps: tuple[MetaStep, ...], sharded: frozenset[int], ahead: int) -> list[MetaStep]:
-    last = {part.stage: position for position, step in enumerate(steps) for part in step.computes}
-    wanted = _wanted(steps, ahead)
+    used = [_used(step) for step in steps]
+    last = {stage: position for position, stages in enumerate(used) for stage in stages}
     order: list[MetaStep] = []
     whole: list[int] = []
-    for position, step in enumerate(steps):
-        used = list(dict.fromkeys(part.stage for part in reversed(step.computes)))
-        if used:
-            for stage in [stage for stage in whole if stage not in wanted[position]]:
+    before: list[int] = []
+    for position, (step, stages, wanted) in enumerate(zip(steps, used, _wanted(used, ahead), strict=True)):
+        if stages and wanted is not before:
+            before = wanted
+            for stage in [stage for stage in whole if stage not in wanted]:
                 whole.remove(stage)
                 order.append(MetaStep(_RESHARD, stage))
-            for stage in wanted[position]:
+            for stage in wanted:
                 if stage in sharded and stage not in whole:
                     whole.append(stage)
                     order.append(MetaStep(_UNSHARD, stage))
         order.append(step)
-        for stage in used:
+        for stage in stages:
             if stage in sharded and last[stage] == position:
                 whole.remove(stage)
                 order += [MetaStep(_REDUCE, stage), MetaStep(_RESHARD, stage)]
     return order
 
 
-def _wanted(steps: tuple[MetaStep, ...], ahead: int) -> list[list[int]]:
-    """For each position the stages used there, then the next `ahead` others, in order of use."""
-    wanted: list[list[int]] = [[] for _ in steps]
+def _used(step: MetaStep) -> tuple[int, ...]:
+    """The stages that a step computes, each once, the forward's first."""
+    parts = step.parts
+    if parts is None:
+        return (step.stage,) if step.type in COMPUTE else ()
+    return tuple(dict.fromkeys((parts[1].stage, parts[0].stage)))
+
+
+def _wanted(used: list[tuple[int, ...]], ahead: int) -> list[list[int]]:
+    """For each position the stages used there and the next `ahead` others, in order of use; one list while nothing changes."""
+    wanted: list[list[int]] = []
     coming: list[int] = []  # stages in order of their next use
-    for position in range(len(steps) - 1, -1, -1):
-        used = [part.stage for part in reversed(steps[position].computes)]
-        if used:
-            coming = list(dict.fromkeys([*used, *coming]))
-        wanted[position] = coming[: len(set(used)) + ahead]
+    now: list[int] = []
+    for stages in reversed(used):
+        if stages and (tuple(coming[: len(stages)]) != stages or len(now) != min(len(coming), len(stages) + ahead)):
+            coming = list(dict.fromkeys([*stages, *coming]))
+            now = coming[: len(stages) + ahead]
+        wanted.append(now)
+    wanted.reverse()
     return wanted

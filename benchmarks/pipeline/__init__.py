@@ -1,0 +1,1 @@
+"""hp-pipeline measured beside torch.distributed.pipelining."""
