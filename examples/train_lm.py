@@ -2,6 +2,7 @@
 
     python examples/train_lm.py                                                         one process
     torchrun --nproc-per-node 4 examples/train_lm.py --mesh dp=2,tp=2 --check           four, and the check against one
+    torchrun --nproc-per-node 4 examples/train_lm.py --mesh pp=2,dp=2 --fsdp --schedule zbv      a pipeline of sharded stages
 
 Reads top-down: the flags, the run, then the check. Each part lives in its own file under `lm/`.
 """
@@ -20,9 +21,9 @@ from lm.compare import compare_runs, say_difference
 from lm.config import ConfigError, RunConfig
 from lm.flags import config_of_flags, run_options, validate_check
 from lm.job import launched_world_size, machinery, mesh_of_this_job, require_device
+from lm.pipelined import make_trainer
 from lm.report import Report, SilentReport
 from lm.text import Text, load_standard_library
-from lm.trainer import Trainer
 
 if TYPE_CHECKING:
     from hp_core import DeviceMesh
@@ -66,7 +67,7 @@ def train(
     start: Checkpoint | None = None,
 ) -> None:
     """Runs the steps of a run, afresh or from a checkpoint, and writes its files to `folder`."""
-    trainer = Trainer(config, text, mesh)
+    trainer = make_trainer(config, text, mesh)
     done = 0
     if start is not None:
         load_checkpoint(start, trainer)

@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from .config import ConfigError, RunConfig
 from .trainer import Trainer
 
+# Each parameter's optimizer state and settings under its own name: ranks of a pipeline have different parameters.
+BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
 STEP_FOLDER = re.compile(r"step-(\d+)")
 
 
@@ -70,7 +72,7 @@ def find_start(run_folder: Path, config: RunConfig, resume: bool) -> Checkpoint 
 def save_checkpoint(run_folder: Path, trainer: Trainer, step: int) -> Checkpoint:
     """Writes the state after `step`. All ranks must call it."""
     path = run_folder / "checkpoints" / f"step-{step:06d}"
-    model, optimizer = get_state_dict(trainer.model, trainer.optimizer)
+    model, optimizer = get_state_dict(trainer.model, trainer.optimizer, options=BY_NAME)
     with _quiet_in_one_process():
         save({"model": model, "optimizer": optimizer}, checkpoint_id=path)
     return Checkpoint(step, path)
@@ -78,12 +80,16 @@ def save_checkpoint(run_folder: Path, trainer: Trainer, step: int) -> Checkpoint
 
 def load_checkpoint(checkpoint: Checkpoint, trainer: Trainer) -> None:
     """Fills the trainer's model and optimizer. All ranks must call it."""
-    model, optimizer = get_state_dict(trainer.model, trainer.optimizer)
+    model, optimizer = get_state_dict(trainer.model, trainer.optimizer, options=BY_NAME)
     state: dict[str, Any] = {"model": model, "optimizer": optimizer}
     with _quiet_in_one_process():
         load(state, checkpoint_id=checkpoint.path)
     set_state_dict(
-        trainer.model, trainer.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        trainer.model,
+        trainer.optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+        options=BY_NAME,
     )
 
 

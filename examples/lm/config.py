@@ -7,11 +7,14 @@ All bad combinations are found here, from the numbers alone, so that every rank 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import math
 from dataclasses import dataclass
 
-MESH_AXES = ("dp", "dpr", "dps", "tp")
+from hp_pipeline import ORDERS
+
+MESH_AXES = ("pp", "dp", "dpr", "dps", "tp")
 DATA_AXES = ("dp", "dpr", "dps")
 DTYPES = ("float32", "float64", "bfloat16")
 OPTIMIZERS = ("adamw", "muon")
@@ -58,6 +61,8 @@ class RunConfig:
         mesh: Axis name to size, outermost first; empty means one process without a mesh.
         sequence_parallel: Keep norms and the residual stream sharded along the sequence over `tp`.
         fsdp: Shard parameters, gradients and optimizer states over `dp`, or over `dps` with replicas over `dpr`.
+        schedule: With a `pp` axis, the order in which its ranks compute: a name in `hp_pipeline.ORDERS`.
+        micro_batches: With `pp`, into how many a rank's rows are cut; 0: two for each of its ranks, or as many as there are rows.
         optimizer: "adamw", or "muon" for the matrices inside the blocks and AdamW for the rest.
         dtype: Type of parameters and activations.
         precision: "" or "bf16": with `fsdp`, gather and compute in bfloat16, and reduce gradients in float32.
@@ -78,6 +83,8 @@ class RunConfig:
     mesh: tuple[tuple[str, int], ...] = ()
     sequence_parallel: bool = False
     fsdp: bool = False
+    schedule: str = "1f1b"
+    micro_batches: int = 0
     optimizer: str = "adamw"
     dtype: str = "float32"
     precision: str = ""
@@ -114,6 +121,21 @@ class RunConfig:
         """Size of a mesh axis; 1 where the mesh lacks it."""
         return dict(self.mesh).get(axis, 1)
 
+    @property
+    def pipelined(self) -> bool:
+        """Whether layers are dealt out to ranks."""
+        return any(axis == "pp" for axis, _ in self.mesh)
+
+    @property
+    def rows(self) -> int:
+        """Sequences of the batch that one rank reads."""
+        return self.batch // math.prod(self.axis_size(axis) for axis in DATA_AXES)
+
+    @property
+    def parts(self) -> int:
+        """Into how many micro-batches a pipeline's rank cuts its rows."""
+        return self.micro_batches or min(2 * self.axis_size("pp"), self.rows)
+
     def validate(self, world_size: int) -> None:
         """Refuses what can't run on this many processes.
 
@@ -135,6 +157,8 @@ class RunConfig:
                 f"--batch {self.batch} can't be cut into {dp} equal parts (--mesh {self.mesh_text}): use a multiple of {dp}"
             )
         self._validate_data_parallel()
+        if self.pipelined:
+            self._validate_pipeline()
         if self.sizes.heads % tp:
             raise ConfigError(f"--heads {self.sizes.heads} can't be shared by tp={tp}: use a multiple of {tp}")
         if self.sizes.d_hidden % tp:
@@ -161,6 +185,28 @@ class RunConfig:
         if self.precision and not self.fsdp:
             raise ConfigError(
                 f"--precision {self.precision} is what --fsdp gathers and computes in: add --fsdp, or use --dtype"
+            )
+
+    def _validate_pipeline(self) -> None:
+        order = ORDERS.get(self.schedule)
+        if order is None:
+            near = difflib.get_close_matches(self.schedule.lower().replace("-", ""), ORDERS, n=2)
+            meant = f"did you mean {' or '.join(near)}? It" if near else "it"
+            raise ConfigError(f"--schedule {self.schedule} is unknown: {meant} must be one of {', '.join(ORDERS)}")
+        ranks = self.axis_size("pp")
+        stages = ranks * order.chunks
+        if self.sizes.layers < stages:
+            deals = f"{order.chunks} stages on each rank" if order.chunks > 1 else "one stage on each rank"
+            raise ConfigError(
+                f"--layers {self.sizes.layers} can't be dealt out to {stages} stages (pp={ranks}, and {self.schedule} has "
+                f"{deals}): use at least {stages} layers, or fewer ranks along pp"
+            )
+        if self.micro_batches < 0:
+            raise ConfigError(f"--micro-batches {self.micro_batches} must be at least 1")
+        if self.rows < self.parts:
+            raise ConfigError(
+                f"--micro-batches {self.micro_batches}: of --batch {self.batch} a rank has {self.rows} rows "
+                f"(--mesh {self.mesh_text}), too few to be cut into so many: use at most {self.rows}, or a larger batch"
             )
 
     def _validate_sizes(self) -> None:

@@ -7,15 +7,19 @@ from typing import Any
 
 import click
 
+from hp_pipeline import ORDERS
+
 from .compare import TOLERANCES
 from .config import DTYPES, OPTIMIZERS, ConfigError, ModelSizes, RunConfig, parse_mesh
 
 DEFAULTS, SIZES = RunConfig(), ModelSizes()
 
 _OPTIONS = (
-    click.option("--mesh", help="Axes and sizes, e.g. dp=2,tp=2. [default: dp over all processes]"),
+    click.option("--mesh", help="Axes and sizes, e.g. pp=2,tp=2. [default: dp over all processes]"),
     click.option("--sequence-parallel", is_flag=True, help="Shard norms and residuals along the sequence over tp."),
     click.option("--fsdp", is_flag=True, help="Shard parameters over dp, or over dps with replicas over dpr."),
+    click.option("--schedule", help=f"With pp: {', '.join(ORDERS)}. [default: 1f1b]"),
+    click.option("--micro-batches", type=int, help="With pp: parts of a rank's rows. [default: 2 for each rank of pp]"),
     click.option(
         "--optimizer",
         type=click.Choice(OPTIMIZERS),
@@ -66,6 +70,15 @@ def config_of_flags(processes: int | None, **flags: object) -> RunConfig:
     mesh_text = flags.pop("mesh") or (f"dp={processes}" if processes else None)
     mesh = parse_mesh(str(mesh_text)) if mesh_text else ()
     flags["precision"] = flags.get("precision") or ""
+    for flag in ("schedule", "micro_batches"):
+        if flags[flag] is None:
+            flags.pop(flag)
+        elif not any(axis == "pp" for axis, _ in mesh):
+            raise ConfigError(
+                f"--{flag.replace('_', '-')} {flags[flag]} is for a pipeline: give --mesh with a pp axis, e.g. pp={processes or 2}"
+            )
+    if flags.get("micro_batches", 1) == 0:
+        raise ConfigError("--micro-batches 0 must be at least 1")
     config = RunConfig(sizes=ModelSizes(**sizes), mesh=mesh, **flags)  # type: ignore[arg-type]
     config.validate(processes or 1)
     return config

@@ -5,7 +5,6 @@ Unlike the rest of the example, each rank then computes the loss of its own rows
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,14 +32,17 @@ def shard(model: Any, mesh: DeviceMesh, config: RunConfig) -> None:
     if tensor_parallel is not None:
         parallelize_module(model, tensor_parallel, tensor_parallel_plan(config.sequence_parallel))
         distribute_module(model, tensor_parallel)
-    policy = MixedPrecisionPolicy()
-    if config.precision == "bf16":
-        # scores leave the model in float32, for the loss
-        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
     data = data_mesh(mesh)
     for block in model.blocks:
-        fully_shard(block, mesh=data, mp_policy=policy)
-    fully_shard(model, mesh=data, mp_policy=replace(policy, output_dtype=torch.float32) if config.precision else policy)
+        fully_shard(block, mesh=data, mp_policy=precision_policy(config))
+    fully_shard(model, mesh=data, mp_policy=precision_policy(config, scores=True))
+
+
+def precision_policy(config: RunConfig, scores: bool = False) -> MixedPrecisionPolicy:
+    """What units gather, compute and reduce in. Scores leave the model in float32, for the loss."""
+    if config.precision != "bf16":
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(torch.bfloat16, torch.float32, torch.float32 if scores else None)
 
 
 def mean_over_data(loss: Any, mesh: DeviceMesh) -> Any:

@@ -14,6 +14,7 @@ from hp_core import (
     ColwiseParallel,
     DeviceMesh,
     DTensor,
+    Placement,
     PrepareModuleInput,
     Replicate,
     RowwiseParallel,
@@ -54,7 +55,7 @@ def tensor_parallel_plan(sequence_parallel: bool) -> dict[str, ParallelStyle]:
     The residual stream is replicated over `tp`, or sharded along the sequence. Each block side gathers its input once,
     for all of its projections: their gradients are then reduced together.
     """
-    stream = Shard(1) if sequence_parallel else Replicate()
+    stream = stream_placement(sequence_parallel)
 
     def gather() -> PrepareModuleInput:
         return PrepareModuleInput(input_layouts=stream, desired_input_layouts=Replicate(), use_local_output=False)
@@ -82,6 +83,11 @@ def tensor_parallel_plan(sequence_parallel: bool) -> dict[str, ParallelStyle]:
         for norm in ("blocks.*.attention_norm", "blocks.*.feed_forward_norm", "norm"):
             plan[norm] = SequenceParallel(use_local_output=False)
     return plan
+
+
+def stream_placement(sequence_parallel: bool) -> Placement:
+    """How the residual stream `[batch, sequence, d_model]` lies over `tp` between the sides of blocks."""
+    return Shard(1) if sequence_parallel else Replicate()
 
 
 def local_positions(batch: int, mesh: DeviceMesh | None) -> range:
@@ -113,3 +119,9 @@ def dense(tensor: Any) -> Any:
         return tensor.detach().full_tensor()
     # a plain tensor of MindSpore is in no graph outside of the function that is differentiated
     return tensor.detach() if hasattr(tensor, "detach") else tensor
+
+
+def local_part(tensor: Any) -> Any:
+    """What this rank holds of a tensor, detached; changes of it change the tensor."""
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

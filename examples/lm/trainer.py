@@ -10,14 +10,14 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hp_fsdp import clip_grad_norm_
 from hp_fsdp.optim import AdamW, get_hyper_optimizer
 
 from . import fully_sharded
 from .config import RunConfig
-from .model import build_model, next_byte_loss
+from .model import LanguageModel, build_model, next_byte_loss
 from .parallel import dense, distribute_batch, local_positions, loss_context, parallelize
 from .step import StepResult, learning_rate
 from .text import Text
@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 
 
 class Trainer:
-    """The model, its optimizer and the steps of a run.
+    """The model, its optimizer and the steps of a run; `pipelined.PipelinedTrainer` where the mesh has `pp`.
+
+    Attributes:
+        model: What this rank holds of it.
+        parameter_count: Parameters of the whole model, whatever the mesh.
 
     Args:
         config: The run, already validated.
@@ -37,14 +41,23 @@ class Trainer:
 
     def __init__(self, config: RunConfig, text: Text, mesh: DeviceMesh | None = None) -> None:
         self.config, self.text, self.mesh = config, text, mesh
-        self.model = build_model(config.sizes, getattr(torch, config.dtype), config.seed).to(config.device)
-        self.batch_mesh = mesh  # on which the rows of a batch are one tensor
-        if mesh is not None and config.fsdp:
-            fully_sharded.shard(self.model, mesh, config)
-            self.batch_mesh = fully_sharded.tensor_mesh(mesh)
-        elif mesh is not None:
-            parallelize(self.model, mesh, config.sequence_parallel)
+        model = build_model(config.sizes, getattr(torch, config.dtype), config.seed).to(config.device)
+        self.parameter_count = sum(parameter.numel() for parameter in model.parameters())
+        self.model = self._placed(model)
         self.optimizer = self._optimizer()
+
+    @property
+    def batch_mesh(self) -> DeviceMesh | None:
+        """On which the rows of a batch are one tensor."""
+        return fully_sharded.tensor_mesh(self.mesh) if self.mesh is not None and self.config.fsdp else self.mesh
+
+    def _placed(self, model: LanguageModel) -> nn.Module:
+        """The model as it lies on the mesh."""
+        if self.mesh is not None and self.config.fsdp:
+            fully_sharded.shard(model, self.mesh, self.config)
+        elif self.mesh is not None:
+            parallelize(model, self.mesh, self.config.sequence_parallel)
+        return model
 
     def _optimizer(self) -> Any:
         config = self.config
@@ -63,11 +76,6 @@ class Trainer:
             betas=(0.9, 0.95),
         )
 
-    @property
-    def parameter_count(self) -> int:
-        """Parameters of the whole model, whatever the mesh."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
-
     def train_step(self, step: int) -> StepResult:
         """Runs step number `step` (from 1) on its batch.
 
@@ -82,9 +90,7 @@ class Trainer:
         """Forward and backward of a step's batch: fills the parameters' gradients and returns the loss."""
         self.optimizer.zero_grad()
         with loss_context(self.mesh):
-            loss = self._loss("train", step)
-            loss.backward()
-        value = self._value(loss)
+            value = self._forward_backward(step)
         if not math.isfinite(value):
             raise FloatingPointError(
                 f"the loss of step {step} is {value}: lower --lr (now {self.config.lr}) or lengthen --warmup"
@@ -103,14 +109,26 @@ class Trainer:
     def validate(self) -> float:
         """Mean loss on the validation batches, which are the same each time."""
         with loss_context(self.mesh):
-            losses = [self._value(self._loss("validation", index)) for index in range(self.config.eval_batches)]
+            losses = [self._evaluate(index) for index in range(self.config.eval_batches)]
         return sum(losses) / len(losses)
 
-    def _loss(self, split: str, step: int) -> Tensor:
+    def _forward_backward(self, step: int) -> float:
+        loss = self._loss("train", step)
+        loss.backward()
+        return self._value(loss)
+
+    def _evaluate(self, step: int) -> float:
+        return self._value(self._loss("validation", step))
+
+    def _rows(self, split: str, step: int) -> Tensor:
+        """This rank's rows of a step's batch: int64 `[rows, sequence + 1]`."""
         config = self.config
         positions = local_positions(config.batch, self.mesh)
         read = self.text.rows(split, config.seed, step, positions, config.sizes.sequence)
-        rows = torch.from_numpy(read).to(config.device)
+        return torch.from_numpy(read).to(config.device)
+
+    def _loss(self, split: str, step: int) -> Tensor:
+        rows = self._rows(split, step)
         inputs, targets = (distribute_batch(part, self.batch_mesh) for part in (rows[:, :-1], rows[:, 1:]))
         return next_byte_loss(self.model(inputs), targets)
 

@@ -29,8 +29,10 @@ def require_device(config: RunConfig) -> None:
         ConfigError: MindSpore knows no such device here, or not the element type on it; or the run asks for what only
             the example on PyTorch has.
     """
-    if config.fsdp or config.optimizer != "adamw":
-        flag = "--fsdp" if config.fsdp else f"--optimizer {config.optimizer}"
+    if config.pipelined or config.fsdp or config.optimizer != "adamw":
+        flag = f"--optimizer {config.optimizer}"
+        if config.pipelined or config.fsdp:
+            flag = "--fsdp" if config.fsdp else f"--mesh {config.mesh_text}: a pipeline"
         raise ConfigError(f"{flag}: only examples/train_lm.py, on PyTorch, has it; leave it out")
     if config.device not in TARGETS:
         raise ConfigError(f"--device {config.device}: on MindSpore this example runs on {' and '.join(TARGETS)}")
