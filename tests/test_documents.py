@@ -21,12 +21,13 @@ def python_blocks(path: Path) -> list[str]:
 def _run_script(source: str, port: int) -> None:
     import os
 
-    from hp_core import destroy_process_group
+    from hp_core import destroy_process_group, deterministic
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     scope = {"__name__": "__main__"}
     exec(compile(source, "document", "exec"), scope)
     destroy_process_group()
+    deterministic(0)  # the ranks serve other tests as well
 
 
 @pytest.mark.parametrize(
