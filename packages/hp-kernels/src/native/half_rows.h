@@ -15,6 +15,10 @@ void narrow_row(const float* source, Half* target, std::int64_t count);
 // out = a weight_a + b weight_b, which without a row of float32 in between takes a third less time. `out` may be `a` itself.
 void merge_halves(const Half* a, const Half* b, Half* out, std::int64_t count, float weight_a, float weight_b);
 
+// Its gradient: grad_x = grad weight_x. Returns the product of grad with a - b.
+float merge_halves_backward(const Half* grad, const Half* a, const Half* b, Half* grad_a, Half* grad_b, std::int64_t count,
+                            float weight_a, float weight_b);
+
 // What sums of elements are made in.
 template <typename T>
 using WideOf = typename Wide<T>::type;

@@ -266,6 +266,9 @@ void merge_backward(const O* grad, const C* grad_lse, const A* a, const C* lse_a
         // One alone makes up the result: it takes the gradient as it is, and the other none.
         scale(grad + start, grad_a + start, dim, weight_a, wide);
         scale(grad + start, grad_b + start, dim, weight_b, wide);
+      } else if constexpr (std::is_same_v<A, Half> && std::is_same_v<B, Half> && std::is_same_v<O, Half>) {
+        slope = weight_a * weight_b *
+                merge_halves_backward(grad + start, a + start, b + start, grad_a + start, grad_b + start, dim, weight_a, weight_b);
       } else {
         slope = weight_a * weight_b *
                 merge_row_backward(opened(grad + start, wide, dim), opened(a + start, wide_a, dim), opened(b + start, wide_b, dim),
