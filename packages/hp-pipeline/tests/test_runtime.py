@@ -298,8 +298,10 @@ def test_pairs_can_be_executed_in_another_way() -> None:
     assert all(run_ranks(2, overlapped))
 
 
-def messages() -> tuple[int, int]:
+def messages(most: int) -> tuple[int, int]:
     """Bytes are not sent between stages of one rank."""
+    from unittest.mock import patch
+
     from hp_core.platform.recorder import record_collectives
 
     rank = get_rank()
@@ -307,17 +309,20 @@ def messages() -> tuple[int, int]:
     own = ((0, 3), (1, 2))[rank]
     pipeline = ScheduleZBV([PipelineStage(blocks[stage], stage, 4) for stage in own], 2, nn.functional.mse_loss)
     x, target = whole_batch(4)
-    pipeline.run(x, target=target)
-    with record_collectives() as log:
+    with patch("hp_pipeline.messages._IN_ONE_PIECE", most):
         pipeline.run(x, target=target)
+        with record_collectives() as log:
+            pipeline.run(x, target=target)
     sends = [record for record in log if record.kind == "send"]
     return len(sends), sum(record.bytes_sent if hasattr(record, "bytes_sent") else record.nbytes for record in sends)
 
 
-def test_neighbours_on_one_rank_hand_tensors_over() -> None:
-    found = run_ranks(2, messages)
-    # Two micro-batches cross twice forwards and twice backwards, each as a header of 512 bytes and 2 rows of 6 doubles.
-    assert [count for count, _ in found] == [8, 8]
+@pytest.mark.parametrize(("most", "count"), [(96, 5), (95, 8)], ids=["in one piece", "in two"])
+def test_neighbours_on_one_rank_hand_tensors_over(most: int, count: int) -> None:
+    found = run_ranks(2, messages, most)
+    # Two micro-batches cross twice forwards and twice backwards, each as a header of 512 bytes and 2 rows of 6 doubles: one
+    # after the other, or side by side, but for the first message of a run, which tells how many rows there are.
+    assert [number for number, _ in found] == [count, count]
     assert [size for _, size in found] == [4 * (512 + 96)] * 2
 
 

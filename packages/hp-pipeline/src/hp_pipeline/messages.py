@@ -21,6 +21,9 @@ from hp_pipeline.platform import get_tools
 __all__ = ["Form", "Parcel", "pack", "unpack"]
 
 _LARGEST = 2**63
+_IN_ONE_PIECE = 2**18
+"""Bytes; below, a copy takes less time than a second message."""
+_ALIGNED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,16 @@ class Form:
     def gradients(self) -> tuple[tuple[tuple[int, ...], str], ...]:
         """Shape and element type of each gradient that travels back."""
         return tuple((slot.shape, slot.dtype) for slot in self.slots if slot.requires_grad)
+
+    @cached_property
+    def outputs_fit(self) -> bool:
+        """Whether they travel in one piece with their header (`fits`)."""
+        return fits(self.buffers)
+
+    @cached_property
+    def gradients_fit(self) -> bool:
+        """Whether gradients travel in one piece with their header."""
+        return fits(self.gradients)
 
     @cached_property
     def differentiable(self) -> tuple[int, ...]:
@@ -142,6 +155,12 @@ class Parcel:
         if broken:
             found.append(tools.numbers(broken, "float64", device))
         return found
+
+
+def fits(shapes: Sequence[tuple[tuple[int, ...], str]]) -> bool:
+    """Whether tensors are small enough to travel in one piece with a header, and can lie side by side."""
+    sizes = [get_tools().nbytes(shape, dtype) for shape, dtype in shapes]
+    return bool(sizes) and sum(sizes) <= _IN_ONE_PIECE and all(size % _ALIGNED == 0 for size in sizes)
 
 
 def pack(tree: Any, what: str, gradients: bool = True, known: Form | None = None) -> Parcel:

@@ -1,4 +1,5 @@
-"""Messages between stages on different ranks: a small header, then the tensors, each posted without blocking.
+"""Messages between stages on different ranks: a small header, then the tensors, each posted without blocking; small tensors
+that both ends know the form of go in one piece with their header.
 
 Both ends know what the other will post, whatever happens: a rank that has failed goes on sending headers that say so (with
 tensors nobody looks at), so that no message is left without its counterpart and the next run starts clean.
@@ -27,6 +28,16 @@ Words = Callable[[], str]
 """Says who waits for whom; only called for errors."""
 Posted = list[tuple[Any, Tensor, Words]]
 """Handles of sends or receives, each with its tensor and what it is for."""
+
+
+class _Arrived:
+    """The handle of what has come in one piece with something else."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Nothing to wait for."""
+
+
+_ARRIVED = _Arrived()
 
 
 class PeerFailed(HyperParallelError, RuntimeError):
@@ -85,9 +96,18 @@ class Post:
         self._collectives, self._tools = get_platform().collectives, get_tools()
         self._open: dict[int, Receipt] = {}
 
-    def send(self, tensors: Sequence[Tensor], peer: int, what: Words) -> Posted:
-        """Post tensors to a rank; each stays with its handle until that has been waited for."""
+    def send(self, tensors: Sequence[Tensor], peer: int, what: Words, in_one: bool = False) -> Posted:
+        """Post tensors to a rank; each stays with its handle until that has been waited for.
+
+        Args:
+            tensors: what to send.
+            peer: to whom.
+            what: the step, for errors.
+            in_one: in one piece, as the other end expects (`fits`).
+        """
         self.settle_open(peer)
+        if in_one:
+            tensors = (self._tools.joined(tensors),)
         send, group = self._collectives.send, self.group
         posted: Posted = []
         try:
@@ -97,8 +117,15 @@ class Post:
             _raise_named(error, what)
         return posted
 
-    def receive(self, shapes: Sequence[tuple[tuple[int, ...], str]], peer: int, what: Words) -> Posted:
-        """Post buffers for tensors from a rank."""
+    def receive(
+        self, shapes: Sequence[tuple[tuple[int, ...], str]], peer: int, what: Words, in_one: bool = False
+    ) -> Posted:
+        """Post buffers for tensors from a rank; if they come in one piece, they are there when the first is."""
+        if in_one:
+            size = sum(self._tools.nbytes(shape, dtype) for shape, dtype in shapes)
+            [(work, whole, _)] = self.receive([((size,), "uint8")], peer, what)
+            first, *others = self._tools.parted(whole, shapes)
+            return [(work, first, what), *((_ARRIVED, other, what) for other in others)]
         recv, empty, group = self._collectives.recv, self._tools.empty, self.group
         posted: Posted = []
         try:
@@ -191,9 +218,8 @@ class Post:
                 tools.zeros(shape, dtype, self.device) for shape, dtype in (counted_on.buffers if counted_on else ())
             ]
             flag = _CHANGED if changed else _FAILED
-            posted = self.send(
-                [self.header(flag, rows=channel.rows, text=changed or failure), *fillers], channel.peer, what
-            )
+            header = self.header(flag, rows=channel.rows, text=changed or failure)
+            posted = self.send([header, *fillers], channel.peer, what, bool(counted_on and counted_on.outputs_fit))
             if changed:
                 raise FormChanged(changed)
             return posted
@@ -202,7 +228,7 @@ class Post:
         if known == form:
             channel.passed[micro_batch] = channel.forms[size_class] = known  # which has been signed
             header = self.usual_header(channel, known.signature, 0, channel.rows)
-            return self.send([header, *tensors], channel.peer, what)
+            return self.send([header, *tensors], channel.peer, what, bool(counted_on and known.outputs_fit))
         described = tools.numbers(list(form.description), "uint8", self.device)
         header = self.header(_DESCRIBED, form.signature, rows=channel.rows, size=len(form.description))
         return self.send([header, described, *tensors], channel.peer, what)
@@ -211,7 +237,8 @@ class Post:
         """Post the receipt of a stage's inputs. Where their form isn't known yet, only that of the header."""
         self.settle_open(channel.peer)
         form = channel.expected(micro_batch, self.micro_batches)
-        posted = self.receive((_HEADER, *(form.buffers if form is not None else ())), channel.peer, what)
+        expected, in_one = ((), False) if form is None else (form.buffers, form.outputs_fit)
+        posted = self.receive((_HEADER, *expected), channel.peer, what, in_one)
         receipt = Receipt(self, channel, micro_batch, posted[:1], what, form, posted[1:])
         if form is None:
             self._open[channel.peer] = receipt
@@ -234,10 +261,10 @@ class Post:
         """Send the gradients of a stage's inputs back, or that there are none."""
         tools = self._tools
         form = channel.passed.get(micro_batch)
-        shapes = form.gradients if form is not None else ()
+        shapes, in_one = ((), False) if form is None else (form.gradients, form.gradients_fit)
         if gradients is None:
             fillers = [tools.zeros(shape, dtype, self.device) for shape, dtype in shapes]
-            return self.send([self.header(_FAILED, text=failure), *fillers], channel.peer, what)
+            return self.send([self.header(_FAILED, text=failure), *fillers], channel.peer, what, in_one)
         mask, tensors = 0, []
         for number, (gradient, (shape, dtype)) in enumerate(zip(gradients, shapes, strict=True)):
             if gradient is None:
@@ -245,14 +272,14 @@ class Post:
                 mask |= 1 << min(number, 61)
             else:
                 tensors.append(tools.sendable(gradient))
-        return self.send([self.usual_header(channel, 0, mask, 0), *tensors], channel.peer, what)
+        return self.send([self.usual_header(channel, 0, mask, 0), *tensors], channel.peer, what, in_one)
 
     def receive_gradients(self, channel: Channel, micro_batch: int, what: Words) -> Receipt:
         """Post the receipt of gradients of a stage's outputs."""
         self.settle_open(channel.peer)
         form = channel.passed.get(micro_batch)
-        shapes = form.gradients if form is not None else ()
-        posted = self.receive((_HEADER, *shapes), channel.peer, what)
+        shapes, in_one = ((), False) if form is None else (form.gradients, form.gradients_fit)
+        posted = self.receive((_HEADER, *shapes), channel.peer, what, in_one)
         return Receipt(self, channel, micro_batch, posted[:1], what, form, posted[1:], _settled=True)
 
 

@@ -84,6 +84,15 @@ class Tools(Protocol):
     def sendable(self, tensor: Tensor) -> Tensor:
         """The same values outside the graph, dense and row-major."""
 
+    def nbytes(self, shape: Sequence[int], dtype: str) -> int:
+        """Bytes of such a tensor."""
+
+    def joined(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The bytes of dense tensors one after the other, as a 1-D tensor of `uint8`."""
+
+    def parted(self, joined: Tensor, shapes: Sequence[tuple[tuple[int, ...], str]]) -> list[Tensor]:
+        """The tensors again, as views; each begins where its elements may begin."""
+
     def leaf(self, tensor: Tensor, requires_grad: bool) -> Tensor:
         """The same storage as a leaf of a new graph."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -57,6 +58,21 @@ class TorchTools:
     def sendable(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same values outside the graph, dense and row-major."""
         return tensor.detach().contiguous()
+
+    def nbytes(self, shape: Sequence[int], dtype: str) -> int:
+        """Bytes of such a tensor."""
+        return prod(shape) * getattr(torch, dtype).itemsize  # type: ignore[no-any-return]
+
+    def joined(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The bytes of dense tensors one after the other."""
+        return torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
+
+    def parted(self, joined: torch.Tensor, shapes: Sequence[tuple[tuple[int, ...], str]]) -> list[torch.Tensor]:
+        """The tensors again, as views."""
+        parts = joined.split([self.nbytes(shape, dtype) for shape, dtype in shapes])
+        return [
+            part.view(getattr(torch, dtype)).view(shape) for part, (shape, dtype) in zip(parts, shapes, strict=True)
+        ]
 
     def leaf(self, tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
         """The same storage as a leaf of a new graph."""
