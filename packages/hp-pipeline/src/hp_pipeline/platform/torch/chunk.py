@@ -7,6 +7,7 @@ node is computed twice.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -70,15 +71,9 @@ class TorchChunk:
         if self._late:
             torch.autograd.backward(roots, gradients, retain_graph=True, inputs=self._late)
             self._late = []
-        entries: list[GradientEdge] = []
-        arriving: list[torch.Tensor] = []
-        for branch in branches:
-            for entry, gradient in zip(branch.entries, branch.gradients(starts), strict=True):
-                if gradient is not None:
-                    entries.append(GradientEdge(*entry))
-                    arriving.append(gradient)
-        if entries:
-            torch.autograd.backward(entries, arriving)
+        # One after the other, so that no more than the gradients of one branch wait to be added to the weights'.
+        while branches:
+            branches.pop().backward(starts)
 
     def release_inputs(self) -> None:
         """Let go of the inputs' memory; their gradients are made without it."""
@@ -106,32 +101,39 @@ class _Branch:
         node: it; None for a root on which only weights hang.
         entries: where those ways begin.
         root: number of such a root.
+        weights: what they lead to, if nothing else does; a layer that is used twice has two branches for one weight.
     """
 
     def __init__(self, node: Any, entries: list[Entry], root: int = -1) -> None:
         self.node, self.entries, self.root = node, entries, root
+        self.weights: list[torch.Tensor] = []
         self.arrived: Sequence[torch.Tensor | None] = ()
 
     def note(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """Called with the gradients that arrive at the node."""
         self.arrived = gradients
 
-    def gradients(self, starts: list[tuple[torch.Tensor, torch.Tensor | None]]) -> list[torch.Tensor | None]:
-        """Those that leave it towards its entries."""
+    def backward(self, starts: list[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
+        """From the node to the weights, with what arrived there."""
         if self.node is None:
             root, given = starts[self.root]
-            return [torch.ones_like(root) if given is None else given]
-        edges = [GradientEdge(self.node, number) for number, one in enumerate(self.arrived) if one is not None]
-        if not edges:
-            return [None] * len(self.entries)
-        found = torch.autograd.grad(
-            edges,
-            [GradientEdge(*entry) for entry in self.entries],
-            [one for one in self.arrived if one is not None],
-            retain_graph=True,
-            allow_unused=True,
-        )
-        return list(found)
+            gradients: list[torch.Tensor | None] = [torch.ones_like(root) if given is None else given]
+        else:
+            arrived = [(number, one) for number, one in enumerate(self.arrived) if one is not None]
+            edges, ones = [GradientEdge(self.node, number) for number, _ in arrived], [one for _, one in arrived]
+            if not arrived:
+                return
+            if self.weights:
+                torch.autograd.backward(edges, ones, inputs=self.weights)
+                return
+            # No further than the entries: through the node, other ways lead to the same weights.
+            to = [GradientEdge(*entry) for entry in self.entries]
+            gradients = list(torch.autograd.grad(edges, to, ones, retain_graph=True, allow_unused=True))
+        pairs = [
+            (GradientEdge(*entry), one) for entry, one in zip(self.entries, gradients, strict=True) if one is not None
+        ]
+        if pairs:
+            torch.autograd.backward([edge for edge, _ in pairs], [one for _, one in pairs])
 
 
 def _branches(
@@ -175,8 +177,13 @@ def _branches(
         grown = len(late) > before
     for branch in branches:
         branch.entries = [entry for entry in branch.entries if not leaves[entry] & late]
-    weights = [node.variable for node in order if node in late]
-    return [branch for branch in branches if branch.entries], weights
+    branches = [branch for branch in branches if branch.entries]
+    ends = [set().union(*(leaves[entry] for entry in branch.entries)) for branch in branches]
+    led_to = Counter(node for found in ends for node in found)
+    for branch, found in zip(branches, ends, strict=True):
+        if all(led_to[node] == 1 for node in found):
+            branch.weights = [node.variable for node in sorted(found, key=order.__getitem__)]
+    return branches, [node.variable for node in order if node in late]
 
 
 def _post_order(nodes: Iterable[Any]) -> dict[Any, int]:
