@@ -42,7 +42,7 @@ def _system(world: World) -> Finding:
     return failure(
         "host.os",
         f"{name} on {machine}: HyperParallel runs on Linux, x86_64 and aarch64",
-        ["# work in a container:", 'docker run --rm -it --ipc=host -v "$PWD":/work -w /work python:3.11 bash'],
+        ["# work in a container:", 'docker run --rm -it --ipc=host -v "$PWD":/src -w /src python:3.11 bash'],
     )
 
 
